@@ -1,0 +1,1 @@
+"""Ostinato removes host launch overhead from multimodal inference."""

@@ -1,0 +1,74 @@
+"""Every exception that Ostinato raises on purpose.
+
+::
+
+    OstinatoError
+    ├── ConfigError (ValueError)         a setting that cannot be what it is
+    ├── InputError (ValueError)          an image, video, observation or prompt that cannot be served
+    ├── UnkeyableArgument (TypeError)    an argument that has no exact place in a key
+    ├── WeightsError (ValueError)        a checkpoint that does not fit the model
+    ├── DeviceError (RuntimeError)       a device that is visible and cannot be used
+    ├── RouteUnavailable (RuntimeError)  a forced route that cannot serve the call
+    └── RecordingRefused (RuntimeError)  a callable that cannot be recorded, with rule, place and fix
+        ├── CaptureFailed                the backend gave up half-way
+        └── GateFailed                   the recording does not answer like the direct call
+
+Messages name the value that was wrong and what was expected.
+"""
+
+from __future__ import annotations
+
+
+class OstinatoError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(OstinatoError, ValueError):
+    """A setting that cannot be what it is."""
+
+
+class InputError(OstinatoError, ValueError):
+    """A request's content cannot be served; the message names the rule it breaks."""
+
+
+class UnkeyableArgument(OstinatoError, TypeError):
+    """An argument whose value has no exact, closed place in a key."""
+
+
+class WeightsError(OstinatoError, ValueError):
+    """A checkpoint with a missing, extra, or wrongly shaped tensor."""
+
+
+class DeviceError(OstinatoError, RuntimeError):
+    """A device that is visible and cannot be used."""
+
+
+class RouteUnavailable(OstinatoError, RuntimeError):
+    """A forced route cannot serve this call."""
+
+
+class RecordingRefused(OstinatoError, RuntimeError):
+    """A callable, or one key of it, cannot be recorded.
+
+    ``rule`` is a short stable name (``"host-read"``, ``"input-write"``), ``location`` is
+    ``"file:line"`` of the caller's code or ``None``, ``fix`` says what to change.
+    """
+
+    def __init__(
+        self, reason: str, *, rule: str, location: str | None = None, fix: str | None = None
+    ) -> None:
+        self.reason = reason
+        self.rule = rule
+        self.location = location
+        self.fix = fix
+        place = f" at {location}" if location else ""
+        advice = f"; {fix}" if fix else ""
+        super().__init__(f"[{rule}] {reason}{place}{advice}")
+
+
+class CaptureFailed(RecordingRefused):
+    """The backend could not finish a recording; the process is as it was before."""
+
+
+class GateFailed(RecordingRefused):
+    """A recording was made and does not answer like the direct call."""

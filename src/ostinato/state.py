@@ -1,0 +1,63 @@
+"""Whether a warm-up or a recording is under way in this context.
+
+One context variable. Operators ask it before they choose a fast path that has not been verified,
+pieces ask it where to split, and a ``Graphed`` inside another recording asks it to become the plain
+callable. It knows nothing of what is being recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+
+class Phase(Enum):
+    """What is happening to the region that runs in this context."""
+
+    WARM_UP = "warm-up"
+    RECORDING = "recording"
+
+
+class Splitter(Protocol):
+    """Ends the current piece, calls ``fn`` directly, and begins the next piece."""
+
+    def split(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A phase, and while recording the backend's splitter."""
+
+    phase: Phase
+    splitter: Splitter | None = None
+
+
+_activity: ContextVar[Activity | None] = ContextVar("ostinato_activity", default=None)
+
+current = _activity.get
+"""The activity of this context, or ``None`` outside of warm-ups and recordings."""
+
+
+def is_active() -> bool:
+    """True inside a warm-up or a recording."""
+    return _activity.get() is not None
+
+
+def is_recording() -> bool:
+    """True while a backend records what runs in this context."""
+    activity = _activity.get()
+    return activity is not None and activity.phase is Phase.RECORDING
+
+
+@contextmanager
+def entering(activity: Activity | None) -> Iterator[None]:
+    """Set the activity for the ``with`` block and restore the former one after it."""
+    token = _activity.set(activity)
+    try:
+        yield
+    finally:
+        _activity.reset(token)
