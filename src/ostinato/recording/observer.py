@@ -13,18 +13,12 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.recording import patches
-from ostinato.recording.calls import (
-    Call,
-    decompose,
-    is_composite,
-    is_foreign_subclass,
-    storage_key,
-)
+from ostinato.recording.calls import Call, storage_key
 from ostinato.recording.frames import called_from_torch, user_location
 from ostinato.recording.function_rules import function_breach, sets_python_number
+from ostinato.recording.modes import OperatorMode
 from ostinato.recording.operator_rules import breaches_after, breaches_before
 from ostinato.recording.rules import RULES, Finding
 
@@ -144,21 +138,14 @@ class _FunctionMode(TorchFunctionMode):
         return self._observer.function(func, args, kwargs or {})
 
 
-class _DispatchMode(TorchDispatchMode):
-    supports_higher_order_operators = True
-
+class _DispatchMode(OperatorMode):
     def __init__(self, observer: Observer) -> None:
         super().__init__()
         self._observer = observer
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_foreign_subclass(kind) for kind in types):
-            return NotImplemented
-        call = Call(func, args, kwargs or {})
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            self._observer.report("higher-order", str(func))
-            return func(*call.args, **call.kwargs)
-        if is_composite(func):
-            with self:
-                return decompose(call)
+    def on_operator(self, call: Call) -> Any:
         return self._observer.operator(call)
+
+    def on_higher_order(self, call: Call) -> Any:
+        self._observer.report("higher-order", str(call.func))
+        return call.func(*call.args, **call.kwargs)

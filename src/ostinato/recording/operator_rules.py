@@ -19,6 +19,7 @@ _BY_NAME = {
     "aten::_local_scalar_dense": ("host-scalar", "reading a tensor's value in Python"),
     "aten::_linalg_check_errors": ("host-scalar", "the error check of a linalg function"),
     "aten::equal": ("host-compare", "torch.equal"),
+    "aten::allclose": ("host-compare", "torch.allclose"),
     "aten::_pin_memory": ("host-memory", "pin_memory"),
 }
 _INDEX_READS = {"aten::index", "aten::_unsafe_index"}

@@ -59,9 +59,9 @@ _TABLE = (
     ),
     Rule(
         "host-compare",
-        "torch.equal",
+        "torch.equal, torch.allclose",
         "waits for the GPU and hands a Python bool back; a replay would repeat the first answer",
-        "use (a == b).all() and keep the answer in a tensor",
+        "use (a == b).all() or isclose().all() and keep the answer in a tensor",
     ),
     Rule(
         "print",

@@ -11,20 +11,13 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
-from ostinato.recording.calls import (
-    Call,
-    decompose,
-    has_storage,
-    is_composite,
-    is_foreign_subclass,
-    storage_key,
-    tensors_in,
-)
+from ostinato.recording.calls import Call, has_storage, storage_key, tensors_in
 from ostinato.recording.entries import DirectEntry, Entry, OperatorEntry, Target
 from ostinato.recording.frames import user_location
 from ostinato.recording.memory import OwnTensors
+from ostinato.recording.modes import OperatorMode
 from ostinato.recording.operator_rules import breaches_after, breaches_before
 from ostinato.recording.rules import RULES, Finding
 from ostinato.recording.undo import RandomUndo, UndoLog
@@ -42,10 +35,8 @@ _EMPTY = {
 }
 
 
-class TapeRecorder(TorchDispatchMode):
+class TapeRecorder(OperatorMode):
     """A dispatch mode that records; also the splitter of a recording in pieces."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, undo: UndoLog, random: RandomUndo) -> None:
         super().__init__()
@@ -58,18 +49,13 @@ class TapeRecorder(TorchDispatchMode):
         self._random = random
         self._own_views = OwnTensors()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_foreign_subclass(kind) for kind in types):
-            return NotImplemented
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            self._refuse("higher-order", str(func))
-        call = Call(func, args, kwargs or {})
-        if is_composite(func):
-            with self:
-                return decompose(call)
+    def on_operator(self, call: Call) -> Any:
         if call.name == "aten::lift_fresh" and call.args[0].dim() == 0:
             return self._constant(call)
         return self._operator(call)
+
+    def on_higher_order(self, call: Call) -> Any:
+        self._refuse("higher-order", str(call.func))
 
     def split(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run ``fn`` unrecorded and keep its results at fixed addresses."""
@@ -160,19 +146,19 @@ class TapeRecorder(TorchDispatchMode):
         raise finding.refusal()
 
 
-class _WriteWatch(TorchDispatchMode):
+class _WriteWatch(OperatorMode):
     """Clones what a direct call writes, and records nothing."""
 
     def __init__(self, recorder: TapeRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(is_foreign_subclass(kind) for kind in types):
-            return NotImplemented
-        call = Call(func, args, kwargs or {})
+    def on_operator(self, call: Call) -> Any:
         self._recorder.save_outside(call)
-        return func(*call.args, **call.kwargs)
+        return call.func(*call.args, **call.kwargs)
+
+    def on_higher_order(self, call: Call) -> Any:
+        return call.func(*call.args, **call.kwargs)
 
 
 def _modes() -> Modes:

@@ -67,7 +67,7 @@ class RandomUndo:
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self.note(torch.default_generator)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.note(torch.cuda.default_generators[torch.cuda.current_device()])
         for generator in generators:
             self.note(generator)
@@ -89,7 +89,8 @@ class RandomUndo:
 
 
 def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    return torch.UntypedStorage(storage.nbytes(), device=storage.device).copy_(storage)
+    copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def _shape(tensor: torch.Tensor) -> Shape:
