@@ -83,9 +83,9 @@ class TapeBackend:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def warm_up(self, body: Body) -> None:
+    def warm_up(self, body: Body) -> Any:
         with activity.entering(activity.Activity(activity.Phase.WARM_UP)):
-            body()
+            return body()
 
     def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> Tape:
         """Run the body once, keep its operators, and put back all that it changed."""
@@ -141,3 +141,28 @@ def _poison(tensor: torch.Tensor) -> None:
             whole.fill_(True)
         else:
             torch.empty(0, dtype=torch.uint8).set_(storage).fill_(_INTEGER_POISON)
+
+
+class TapeLane:
+    """The CPU's lane: no streams, so nothing has to be ordered; each generation is a ``TapeBackend``."""
+
+    name = "tape"
+
+    def __init__(self, *, poison: bool = False) -> None:
+        self.device = torch.device("cpu")
+        self._poison = poison
+
+    def attach(self) -> None: ...
+
+    def open_pool(self) -> TapeBackend:
+        return TapeBackend(poison=self._poison)
+
+    def join(self) -> None: ...
+
+    def fence(self) -> None: ...
+
+    def wait(self, fence: None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def close(self) -> None: ...
