@@ -110,9 +110,7 @@ class StaticInputs:
                 static.narrow(dim, used, end - used).fill_(fill_value(grows, sizes))
             self._filled[i, dim] = used
 
-    def _padded_on_host(
-        self, i: int, given: torch.Tensor, sizes: Sizes | None
-    ) -> torch.Tensor:
+    def _padded_on_host(self, i: int, given: torch.Tensor, sizes: Sizes | None) -> torch.Tensor:
         growth = self._growth.get(i)
         return pad(given, growth, self.specs[i].shape, sizes or {}) if growth else given
 
@@ -132,9 +130,7 @@ def fill_value(grows: Grows, sizes: Sizes) -> float:
     return sizes[grows.fill] if isinstance(grows.fill, Axis) else grows.fill
 
 
-def pad(
-    given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes
-) -> torch.Tensor:
+def pad(given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes) -> torch.Tensor:
     """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill behind it."""
     padded = given.new_empty(tuple(shape))
     real = padded

@@ -162,7 +162,9 @@ class Results:
             part = static
             for dim, n in length.items():
                 part = part.narrow(dim, 0, n)
-            leaves.append(part.clone(memory_format=torch.contiguous_format) if length else part.clone())
+            leaves.append(
+                part.clone(memory_format=torch.contiguous_format) if length else part.clone()
+            )
         return self._rebuild(leaves)
 
     def leaves(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -182,7 +184,9 @@ class Results:
             elif isinstance(place, torch.Tensor):
                 leaves.append(place)
             elif place.source < 0:
-                leaves.append(groups[~place.source].as_strided(place.shape, place.stride, place.offset))
+                leaves.append(
+                    groups[~place.source].as_strided(place.shape, place.stride, place.offset)
+                )
             else:
                 leaves.append(_alias(inputs[place.source], place))
         return leaves
@@ -201,4 +205,3 @@ def _alias(given: torch.Tensor, place: _View) -> torch.Tensor:
     if given.shape == place.shape and given.stride() == place.stride and place.offset == 0:
         return given
     return given.as_strided(place.shape, place.stride, given.storage_offset() + place.offset)
-
