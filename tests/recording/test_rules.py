@@ -300,11 +300,12 @@ def transpose_in_place(x: torch.Tensor) -> Any:
 _compiled = torch.compile(lambda x: x + 1, backend="eager")
 
 
-def check_refused(rule: str, case: Case) -> None:
-    x = torch.arange(12.0).reshape(4, 3) - 4
-    before = x.clone()
-    with pytest.raises(RecordingRefused) as caught:
-        probe(lambda: case(x), [x])
+def check_refused(rule: str, case: Case, *, inference: bool = False) -> None:
+    with torch.inference_mode(inference):
+        x = torch.arange(12.0).reshape(4, 3) - 4
+        before = x.clone()
+        with pytest.raises(RecordingRefused) as caught:
+            probe(lambda: case(x), [x])
     lines, first = inspect.getsourcelines(case)
     body = next(n for n, line in enumerate(lines) if line.startswith("def ")) + 1
     assert caught.value.rule == rule
@@ -319,6 +320,18 @@ def test_a_breach_is_refused_with_rule_line_and_fix(
     rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_fails_under(f"rules.{rule}", lambda: check_refused(rule, case), monkeypatch)
+
+
+@pytest.mark.parametrize(("rule", "case"), REFUSED, ids=[case.__name__ for _, case in REFUSED])
+def test_a_breach_is_refused_in_inference_mode(rule: str, case: Case) -> None:
+    check_refused(rule, case, inference=True)
+
+
+def test_composites_are_looked_into_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        check_refused("host-scalar", one_hot, inference=True)
+
+    assert_fails_under("calls.composites_stay_whole", check, monkeypatch)
 
 
 def test_every_rule_of_the_table_is_tested() -> None:
@@ -434,13 +447,13 @@ def test_patches_act_only_while_a_probe_runs_and_only_on_its_thread(
 ) -> None:
     originals = (torch.cuda.synchronize, gc.collect, threading.Thread.start)
     inside, done = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
+    errors: list[RecordingRefused] = []
 
     def other() -> None:
         inside.wait(5)
         try:
             gc.collect()
-        except BaseException as error:
+        except RecordingRefused as error:
             errors.append(error)
         done.set()
 

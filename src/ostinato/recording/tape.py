@@ -7,8 +7,9 @@ did not compute itself shows it.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -51,8 +52,8 @@ class Tape:
             raise RuntimeError("replay() of a tape that has been freed")
         self._backend.before_replay()
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            for (grad, inference), entries in self._blocks:
-                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            for modes, entries in self._blocks:
+                with _entering(modes):
                     for entry in entries:
                         entry.run()
 
@@ -117,6 +118,13 @@ class TapeBackend:
         if self._poison:
             for tape in list(self._tapes):
                 tape.fill_temporaries()
+
+
+@contextlib.contextmanager
+def _entering(modes: Modes) -> Iterator[None]:
+    grad, inference = modes
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        yield
 
 
 def _blocks(entries: list[tuple[Modes, Entry]]) -> list[tuple[Modes, list[Entry]]]:
