@@ -80,5 +80,7 @@ def check_program(program: list[Step], *, inference: bool = False) -> None:
             tape.replay()
             held += [t.clone() for t in (*outputs, *mine.tensors())]
             torch.set_rng_state(random)
-            expected += [t.clone() for t in (*run(program, *new, theirs), *theirs.tensors())]
+            expected += [
+                t.clone() for t in (*run(program, new[0], new[1], theirs), *theirs.tensors())
+            ]
         assert [bytes_of(t) for t in held] == [bytes_of(t) for t in expected]

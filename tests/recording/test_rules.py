@@ -118,7 +118,7 @@ def dlpack(x: torch.Tensor) -> Any:
 
 @refused("export")
 def to_dlpack(x: torch.Tensor) -> Any:
-    return torch.utils.dlpack.to_dlpack(x)
+    return torch.utils.dlpack.to_dlpack(x)  # type: ignore[attr-defined]
 
 
 @refused("device-move")
@@ -406,7 +406,7 @@ ALLOWED: dict[str, Case] = {
     "traced": lambda x: _traced(x),
     "detached": lambda x: x.detach() + x.data,
 }
-_traced = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
+_traced: Any = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
 
 
 @pytest.mark.parametrize("inference", [False, True])

@@ -37,6 +37,11 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def generator_key(generator: torch.Generator) -> int:
+    """The identity of a generator; each operator call sees another Python object for it."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
 def has_storage(tensor: torch.Tensor) -> bool:
     """False for sparse, mkldnn and nested tensors."""
     return tensor.layout is torch.strided and not tensor.is_nested

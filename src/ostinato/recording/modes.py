@@ -37,6 +37,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(func, args, kwargs or {})
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self.on_higher_order(call)
+        if func.namespace == "prim":  # a fake tensor asks for its device
+            return func(*call.args, **call.kwargs)
         if is_composite(func):
             with self:
                 return decompose(call)

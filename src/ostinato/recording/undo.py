@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ostinato.recording.calls import storage_key
+from ostinato.recording.calls import generator_key, storage_key
 
 Shape = tuple[torch.Size, tuple[int, ...], int]
 
@@ -73,8 +73,9 @@ class RandomUndo:
             self.note(generator)
 
     def note(self, generator: torch.Generator) -> None:
-        if id(generator) not in self._states:
-            self._states[id(generator)] = (generator, generator.get_state())
+        key = generator_key(generator)
+        if key not in self._states:
+            self._states[key] = (generator, generator.get_state())
 
     def has_drawn(self) -> bool:
         """True if any noted generator has moved."""
