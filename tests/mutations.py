@@ -42,7 +42,7 @@ def without_rule(rule: str) -> Mutation:
         from ostinato.recording.observer import Observer
         from ostinato.recording.tape_recorder import TapeRecorder
 
-        for owner, method in ((Observer, "report"), (TapeRecorder, "_refuse")):
+        for owner, method in ((Observer, "report_always"), (TapeRecorder, "_refuse")):
             original = getattr(owner, method)
 
             def report(self: Any, name: str, detail: str, original: Any = original) -> None:
@@ -96,7 +96,7 @@ def _schema_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
 def _composites_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import modes
 
-    monkeypatch.setattr(modes, "is_composite", lambda func: False)
+    monkeypatch.setattr(modes, "is_composite", lambda call: False)
 
 
 @mutation("tape.no_poison")
@@ -193,6 +193,6 @@ def _stay_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patches, "_num_watchers", 0)
     for patch in patches.PATCHES:  # put the originals back when the test ends
         owner = patches._owner(patch.owner)
-        if hasattr(owner, patch.attribute):
+        if owner is not None and patch.attribute in vars(owner):
             monkeypatch.setattr(owner, patch.attribute, getattr(owner, patch.attribute))
     monkeypatch.setattr(patches, "_installed", [])

@@ -10,6 +10,7 @@ import torch
 from ostinato import state
 from ostinato.errors import RecordingRefused
 from ostinato.recording.pieces import direct
+from ostinato.recording.probe import probe
 from ostinato.recording.tape import TapeBackend
 from tests.mutations import assert_fails_under
 from tests.recording.tape_checks import T, bytes_of, check, record
@@ -70,6 +71,26 @@ def test_nested_arguments_and_results() -> None:
         return [result["sum"] * 2, result["parts"][0] - 1]
 
     check(fn, (2, 2))
+
+
+def test_a_direct_call_may_reshape_its_own_tensors() -> None:
+    def fn(x: T) -> T:
+        own = x + 1
+        own.t_().unsqueeze_(0).squeeze_(0)
+        torch.add(x.t(), 1, out=(out := torch.empty(0)))
+        return own + out.resize_(3, 2)
+
+    check(lambda x: direct(fn, x) * 2, (2, 3))
+
+
+def test_a_direct_call_must_not_write_an_undeclared_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_it() -> None:
+        x = torch.ones(3)
+        with pytest.raises(RecordingRefused, match="input-write"):
+            probe(lambda: direct(x.add_, 1), [x])
+        assert x.tolist() == [1.0] * 3
+
+    assert_fails_under("rules.input-write", check_it, monkeypatch)
 
 
 def test_a_result_that_fn_keeps_is_not_poisoned() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -231,6 +235,10 @@ def test_a_freed_tape_refuses_to_replay(monkeypatch: pytest.MonkeyPatch) -> None
         ("host-compare", lambda x: torch.equal(x, x)),
         ("baked-data", lambda x: torch.tensor([1.0, 2.0])),
         ("data-dependent", lambda x: x.nonzero()),
+        ("baked-data", lambda x: torch.tensor(0.0).add_(x.sum())),
+        ("baked-data", lambda x: torch.frombuffer(bytearray(8), dtype=torch.float32)),
+        ("compiled-frame", lambda x: torch.compile(torch.relu, backend="eager")(x)),
+        ("device-wait", lambda x: torch.cuda.synchronize()),
         ("boolean-read", lambda x: x[x > 0]),
         ("boolean-write", lambda x: x.clone().index_put_((x > 0,), x.sum())),
         ("layout", lambda x: x.to_sparse()),
@@ -251,6 +259,46 @@ def test_the_tape_refuses_by_itself(
         assert x.shape == (3,) and OUTSIDE.shape == (0,)
 
     assert_fails_under(f"rules.{rule}", check_it, monkeypatch)
+
+
+def test_memory_is_given_back_when_a_tape_is_freed() -> None:
+    kept: list[T] = []
+
+    def body() -> None:
+        kept.append((torch.ones(1000) + 1).unsqueeze(0))
+
+    tape = TapeBackend().record(body)
+    assert tape.bytes_held == 8000
+    storage = weakref.ref(kept[0].untyped_storage())
+    kept.clear()
+    assert storage() is not None
+    tape.free()
+    assert storage() is None
+
+
+def test_memory_is_given_back_when_a_recording_is_refused() -> None:
+    storages = []
+
+    def body() -> None:
+        large = torch.ones(1000) + 1
+        storages.append(weakref.ref(large.untyped_storage()))
+        large.sum().item()
+
+    with pytest.raises(RecordingRefused):
+        TapeBackend().record(body)
+    gc.collect()
+    assert storages[0]() is None
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_parameters_that_require_grad(grad: bool) -> None:
+    layer = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+
+    def fn(x: T) -> Any:
+        return layer(x).detach()
+
+    with torch.set_grad_enabled(grad):
+        check(fn, (2, 4))
 
 
 def test_what_the_probe_lets_pass_can_be_recorded() -> None:

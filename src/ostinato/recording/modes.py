@@ -39,7 +39,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self.on_higher_order(call)
         if func.namespace == "prim":  # a fake tensor asks for its device
             return func(*call.args, **call.kwargs)
-        if is_composite(func):
+        if is_composite(call):
             with self:
                 return decompose(call)
         return self.on_operator(call)

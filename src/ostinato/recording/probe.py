@@ -137,8 +137,7 @@ class Tracker:
         for tensor in call.written:
             self._before_write(tensor, call, report)
 
-    def after(self, call: Call, result: Any, report: Report) -> None:
-        del report
+    def after(self, call: Call, result: Any) -> None:
         for tensor in tensors_in(result):
             if not has_storage(tensor):
                 continue

@@ -16,6 +16,7 @@ import torch
 from ostinato import state as activity
 from ostinato.recording.backend import Body
 from ostinato.recording.entries import Entry
+from ostinato.recording.patches import watching
 from ostinato.recording.tape_recorder import Modes, TapeRecorder
 from ostinato.recording.undo import RandomUndo, UndoLog
 
@@ -94,7 +95,7 @@ class TapeBackend:
         recorder = TapeRecorder(undo, random)
         phase = activity.Activity(activity.Phase.RECORDING, recorder)
         try:
-            with activity.entering(phase), recorder:
+            with activity.entering(phase), watching(recorder.on_patch), recorder:
                 body()
                 recorder.check_finished()
         finally:

@@ -51,7 +51,7 @@ class UndoLog:
         for tensor, shape in self._shapes.values():
             if _shape(tensor) != shape:
                 size, stride, offset = shape
-                with torch.no_grad():
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.set_(tensor.untyped_storage(), offset, size, stride)
 
     def clear(self) -> None:
