@@ -22,6 +22,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: the guard would import the whole of dynamo (seconds) at the first recording."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
