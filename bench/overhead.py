@@ -19,23 +19,30 @@ import torch
 
 import ostinato
 from bench.report import write
+from ostinato.recording.ledger import Ledger
 
 NUM_KERNELS = 700
 NUM_FLOATS = 1 << 18  # 1 MB
 
 
-def median_us(call: Callable[[], Any], calls: int, warm_up: int = 30) -> float:
-    """Median host time of a call in microseconds; the device is idle when each begins."""
-    for _ in range(warm_up):
-        call()
-    times = []
-    for _ in range(calls):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+def medians_us(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Median host time of each call in microseconds.
+
+    The device is idle when a call begins. The calls take turns one by one, so that a drift of the
+    machine's clocks hits all of them alike.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats + 30):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            result = call()
+            elapsed = time.perf_counter() - start
+            del result
+            if turn >= 30:
+                times[name].append(elapsed)
     torch.cuda.synchronize()
-    return round(statistics.median(times) * 1e6, 2)
+    return {name: round(statistics.median(t) * 1e6, 2) for name, t in times.items()}
 
 
 def chain(*inputs: torch.Tensor) -> torch.Tensor:
@@ -80,38 +87,39 @@ def by_hand(fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Call
     return call
 
 
-def measure(fn: Any, inputs: list[torch.Tensor], calls: int) -> dict[str, float]:
-    """Interleaved halves, so that a drift of the machine's clock hits both alike."""
+def measure(fn: Any, inputs: list[torch.Tensor], repeats: int) -> dict[str, float]:
+    """The recorded call beside the hand-written one; both are checked against the direct call."""
     hand = by_hand(fn, inputs)
     graphed = ostinato.graph(fn).record(*inputs)
-    if not torch.equal(graphed(*inputs), fn(*inputs)):
-        raise SystemExit("the recording is wrong")
-    rounds = [(median_us(hand, calls), median_us(lambda: graphed(*inputs), calls)) for _ in range(3)]
-    route = graphed.why()
-    assert route is not None and route.route == "exact", route
-    hand_us = statistics.median(r[0] for r in rounds)
-    ours_us = statistics.median(r[1] for r in rounds)
+    want = fn(*inputs)
+    if not (torch.equal(graphed(*inputs), want) and torch.equal(hand(), want)):
+        raise SystemExit("a recording is wrong")
+    times = medians_us({"by_hand_us": hand, "ostinato_us": lambda: graphed(*inputs)}, repeats)
+    stats = graphed.stats()
+    if stats.calls["exact"] < repeats or stats.calls["direct"]:
+        raise SystemExit(f"not every call was served by a recording: {stats.calls}")
     graphed.close()
-    return {"by_hand_us": hand_us, "ostinato_us": ours_us, "over_us": round(ours_us - hand_us, 2)}
+    return {**times, "over_us": round(times["ostinato_us"] - times["by_hand_us"], 2)}
 
 
-def peers(inputs: list[torch.Tensor], calls: int) -> dict[str, float]:
+def peers(inputs: list[torch.Tensor], repeats: int) -> dict[str, float]:
     made = torch.cuda.make_graphed_callables(chain, tuple(x.clone() for x in inputs))
     compiled = torch.compile(chain, mode="reduce-overhead")
     for _ in range(4):
         compiled(*inputs)
-    return {
-        "make_graphed_callables_us": median_us(lambda: made(*inputs), calls),
-        "reduce_overhead_us": median_us(lambda: compiled(*inputs), calls),
-    }
+    return medians_us(
+        {
+            "make_graphed_callables_us": lambda: made(*inputs),
+            "reduce_overhead_us": lambda: compiled(*inputs),
+        },
+        repeats,
+    )
 
 
-def ledger_us(calls: int) -> float:
+def ledger_us(repeats: int) -> dict[str, float]:
     """One check of a 400-tensor module, nothing changed."""
-    from ostinato.recording.ledger import Ledger
-
     ledger = Ledger(Stack().cuda())
-    return median_us(ledger.check, calls)
+    return medians_us({"check_us": ledger.check}, repeats)
 
 
 def main() -> None:
@@ -126,10 +134,8 @@ def main() -> None:
             rows[f"{num_inputs} inputs"] = measure(chain, inputs, options.calls)
         x = torch.randn(16, 64, device="cuda")
         rows["module of 400 tensors"] = measure(Stack().cuda(), [x], options.calls)
-        rows["ledger, 400 tensors"] = {"check_us": ledger_us(options.calls)}
-        rows["peers, 1 input"] = peers(
-            [torch.randn(NUM_FLOATS, device="cuda")], options.calls
-        )
+        rows["ledger, 400 tensors"] = ledger_us(options.calls)
+        rows["peers, 1 input"] = peers([torch.randn(NUM_FLOATS, device="cuda")], options.calls)
     for name, row in rows.items():
         print(f"{name:24}", "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
     write("host-overhead", rows, options.out)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ostinato.recording.admission import is_worth_it
 from ostinato.recording.backend import Recorded
 from ostinato.recording.buffers import StaticInputs
 from ostinato.recording.cache import Generation
@@ -24,7 +23,8 @@ class Entry:
     """A recording in service. Used under its lane's lock.
 
     ``rung`` is None for an exact recording, else the sizes it was recorded for. ``recorded_us`` and
-    ``direct_us`` are measured times of whole calls in microseconds, None where none were taken.
+    ``direct_us`` are measured times of whole calls in microseconds, None where none were taken;
+    ``is_preferred`` is False when the direct call was measured to be faster.
     """
 
     key: Key
@@ -39,13 +39,9 @@ class Entry:
     recorded_us: float | None = None
     direct_us: float | None = None
     is_random: bool = False
+    is_preferred: bool = True
     is_alive: bool = True
     hits: int = 0
-
-    @property
-    def is_preferred(self) -> bool:
-        """True unless the direct call was measured to be faster."""
-        return is_worth_it(self.recorded_us, self.direct_us)
 
     @property
     def own_bytes(self) -> int:

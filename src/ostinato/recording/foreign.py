@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-_C = torch._C
+_C: Any = torch._C
+_is_compiling = torch.compiler.is_compiling
+_num_dispatch_modes = _C._len_torch_dispatch_stack
+_num_function_modes = _C._len_torch_function_stack
+_trace = _C._get_tracing_state
+_transform = _C._functorch.peek_interpreter_stack
+_is_capturing = getattr(_C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
 def is_foreign(device_type: str) -> bool:
@@ -12,11 +20,8 @@ def is_foreign(device_type: str) -> bool:
 
     A recording would be invisible to those, so a ``Graphed`` is the plain callable there.
     """
-    return bool(
-        torch.compiler.is_compiling()
-        or _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
-        or _C._get_tracing_state() is not None
-        or _C._functorch.peek_interpreter_stack() is not None
-        or (device_type == "cuda" and torch.cuda.is_current_stream_capturing())
-    )
+    if _is_compiling() or _num_dispatch_modes() or _num_function_modes():
+        return True
+    if _trace() is not None or _transform() is not None:
+        return True
+    return device_type == "cuda" and bool(_is_capturing())

@@ -80,10 +80,11 @@ class Graphed:
         self._check_names()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_named:
-            args, kwargs = self._bound(args, kwargs)
-        served = self._only or self._served_for(args, kwargs)
-        return served.call(args, kwargs)
+        served = self._only
+        if served is not None and not self._is_named:
+            return served.call(args, kwargs)
+        args, kwargs = self._bound(args, kwargs)
+        return self._served_for(args, kwargs).call(args, kwargs)
 
     def record(self, *args: Any, **kwargs: Any) -> Graphed:
         """Record now for calls like this one, or, with ``grows``, the whole ladder, largest first.

@@ -47,6 +47,8 @@ class Lane:
 
     def acquire(self) -> bool:
         """Take the lock to enqueue one call; False when a recording has it, which may take long."""
+        if self.lock.acquire(False):
+            return True
         while not self.lock.acquire(timeout=0.0005):
             if self.is_recording:
                 return False

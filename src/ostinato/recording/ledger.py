@@ -54,7 +54,7 @@ class Ledger:
     def check(self) -> Generation:
         """The present generation; a few microseconds for hundreds of tensors when nothing changed."""
         if (
-            self._addresses.is_unchanged()
+            (not self._tensors or self._addresses.is_unchanged())
             and self._values.is_unchanged()
             and not any(self._idle_hooks)
         ):

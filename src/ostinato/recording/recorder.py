@@ -11,7 +11,7 @@ import torch
 from ostinato import state
 from ostinato.errors import RecordingRefused
 from ostinato.recording import switches
-from ostinato.recording.admission import best_of
+from ostinato.recording.admission import best_of, is_worth_it
 from ostinato.recording.backend import Backend
 from ostinato.recording.buffers import StaticInputs
 from ostinato.recording.cache import Cache, Generation
@@ -218,6 +218,7 @@ class Recorder:
             entry.recorded_us, entry.direct_us = order.known_times or self._times(
                 order, entry, examination
             )
+            entry.is_preferred = is_worth_it(entry.recorded_us, entry.direct_us)
 
     def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
         """Microseconds of a whole recorded and a whole direct call of the example, best of five."""

@@ -7,13 +7,13 @@ among rungs) happens behind ``_choose``, which a call that finds its exact recor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato import state
 from ostinato.errors import RecordingRefused, RouteUnavailable
-from ostinato.recording import gate, routes, tree
+from ostinato.recording import gate, tree
 from ostinato.recording.admission import is_worth_it
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
@@ -25,15 +25,16 @@ from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
 from ostinato.recording.recorder import Order
 from ostinato.recording.region import Region
-from ostinato.recording.spec import TensorSpec
-from ostinato.recording.stats import Counters, Route
+from ostinato.recording.routes import forced as forced_route
+from ostinato.recording.spec import TensorSpec, describe
+from ostinato.recording.stats import EXACT, Counters, Route
+from ostinato.state import current as current_activity
+from ostinato.state import verdicts
 
 if TYPE_CHECKING:
     from ostinato.recording.runner import Runner
 
 MAX_COUNTED_KEYS = 65_536
-
-_EXACT = Route("exact", "recorded")
 
 
 class Served:
@@ -48,6 +49,7 @@ class Served:
         self._cache = runner.cache
         self._join = runner.lane.backend.join
         self._device_type = runner.device.type
+        self._in_place = tuple(sorted(region.in_place))
         self._ledger = Ledger(region.fn)
         self._epoch = self._ledger.generation.epoch
         self._exact: dict[Key, Entry] = {}
@@ -64,29 +66,37 @@ class Served:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False
     ) -> Any:
         """Serve one call by the fastest admissible route."""
-        if state.current() is not None or is_foreign(self._device_type):
+        if current_activity() is not None or is_foreign(self._device_type):
             return self.region.fn(*args, **kwargs)
         structure, tensors = call_of(args, kwargs)
-        modes = numeric_modes(self._device_type)
-        generation = (self._ledger.check(), state.verdicts.number)
-        if generation[0].epoch != self._epoch:
-            self._forget_stale(generation[0].epoch)
+        generation = self._ledger.check()
+        if generation.epoch != self._epoch:
+            self._forget_stale(generation.epoch)
         key = Key(
             structure,
-            tuple([TensorSpec.of(t) for t in tensors]),
-            modes,
-            generation,
-            tuple([tensors[i].data_ptr() for i in self.region.in_place]),
+            tuple([describe(t) for t in tensors]),
+            numeric_modes(self._device_type),
+            (generation, verdicts.number),
+            self._addresses(tensors) if self._in_place else (),
         )
         entry = self._exact.get(key)
-        if entry is not None and self._is_plain and routes.forced() is None and entry.is_preferred:
-            if self._lane.acquire():
+        if entry is not None and entry.is_preferred and self._is_plain and forced_route() is None:
+            lane = self._lane
+            if lane.acquire():
                 try:
                     if entry.is_alive:
-                        return self._replay(entry, tensors, None, _EXACT, borrow=borrow)
+                        return self._replay(entry, tensors, None, EXACT, borrow=borrow)
                 finally:
-                    self._lane.lock.release()
-        return self._choose(key, tensors, args, kwargs, borrow=borrow)
+                    lane.lock.release()
+        return self._choose(self._printable(key), tensors, args, kwargs, borrow=borrow)
+
+    def _addresses(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        return tuple([tensors[i].data_ptr() for i in self._in_place])
+
+    @staticmethod
+    def _printable(key: Key) -> Key:
+        """The same key (equal, same hash) with specs for plain tuples."""
+        return key._replace(specs=tuple([TensorSpec(*spec) for spec in key.specs]))
 
     def _replay(
         self,
@@ -102,8 +112,11 @@ class Served:
         if entry.is_random:
             self._lane.backend.join_random()
         result = entry.serve(tensors, sizes, borrow=borrow)
-        self._lane.mark_used()
-        self.counters.count(route)
+        if route is EXACT:
+            self.counters.count_exact()
+        else:
+            self.counters.count(route)
+        self._lane.last_used = monotonic()
         self._cache.touch(entry.generation)
         return result
 
@@ -138,7 +151,7 @@ class Served:
         *,
         borrow: bool,
     ) -> Any:
-        forced = routes.forced()
+        forced = forced_route()
         reason = self._reason_for_direct(key, tensors, forced)
         if reason is not None:
             if forced in ("exact", "rung"):
@@ -182,7 +195,7 @@ class Served:
 
     def _route_of(self, entry: Entry, sizes: Mapping[Axis, int] | None) -> Route:
         if sizes is None or entry.rung is None:
-            return _EXACT
+            return EXACT
         first = next(iter(entry.rung))
         self.counters.add("rows_served", sizes[first])
         self.counters.add("rows_padded", entry.rung[first] - sizes[first])
@@ -457,12 +470,16 @@ class Served:
         Raises ``RecordingRefused`` with the reason when nothing could be recorded.
         """
         structure, tensors = call_of(args, kwargs)
-        modes = numeric_modes(self._device_type)
-        generation = (self._ledger.check(), state.verdicts.number)
-        if generation[0].epoch != self._epoch:
-            self._forget_stale(generation[0].epoch)
-        addresses = tuple([tensors[i].data_ptr() for i in self.region.in_place])
-        key = Key(structure, tuple(map(TensorSpec.of, tensors)), modes, generation, addresses)
+        generation = self._ledger.check()
+        if generation.epoch != self._epoch:
+            self._forget_stale(generation.epoch)
+        key = Key(
+            structure,
+            tuple(map(TensorSpec.of, tensors)),
+            numeric_modes(self._device_type),
+            (generation, verdicts.number),
+            self._addresses(tensors),
+        )
         reason = self._reason_for_direct(key, tensors, None)
         if reason is not None:
             raise RecordingRefused(reason, rule="direct")
