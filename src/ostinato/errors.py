@@ -4,12 +4,12 @@
 
     OstinatoError
     ├── ConfigError (ValueError)         a setting that cannot be what it is
-    ├── InputError (ValueError)          an image, video, observation or prompt that cannot be served
-    ├── UnkeyableArgument (TypeError)    an argument that has no exact place in a key
-    ├── WeightsError (ValueError)        a checkpoint that does not fit the model
-    ├── DeviceError (RuntimeError)       a device that is visible and cannot be used
-    ├── RouteUnavailable (RuntimeError)  a forced route that cannot serve the call
-    └── RecordingRefused (RuntimeError)  a callable that cannot be recorded, with rule, place and fix
+    ├── InputError (ValueError)          an image, video, observation or prompt that cannot be
+    served ├── UnkeyableArgument (TypeError)    an argument that has no exact place in a key ├──
+    WeightsError (ValueError)        a checkpoint that does not fit the model ├── DeviceError
+    (RuntimeError)       a device that is visible and cannot be used ├── RouteUnavailable
+    (RuntimeError)  a forced route that cannot serve the call └── RecordingRefused (RuntimeError)
+    a callable that cannot be recorded, with rule, place and fix
         ├── CaptureFailed                the backend gave up half-way
         └── GateFailed                   the recording does not answer like the direct call
 

@@ -34,9 +34,9 @@ def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 class StaticInputs:
     """The static tensors of one recording and the copies that fill them.
 
-    ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's tensor
-    is the static one. Inputs in ``uploads`` arrive on the host and travel together in one upload.
-    ``growth`` says, per input, which dimensions a call may leave partly unused.
+    ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's
+    tensor is the static one. Inputs in ``uploads`` arrive on the host and travel together in one
+    upload. ``growth`` says, per input, which dimensions a call may leave partly unused.
     """
 
     def __init__(
@@ -134,7 +134,9 @@ def fill_value(grows: Grows, sizes: Sizes) -> float:
 
 
 def pad(given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes) -> torch.Tensor:
-    """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill behind it."""
+    """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill
+    behind it.
+    """
     padded = given.new_empty(tuple(shape))
     real = padded
     for dim, grows in growth.items():

@@ -1,12 +1,14 @@
 """Counting: nodes of a graph, kernels of a direct call, bytes of an executable.
 
-Kernels of a direct call are counted by CUPTI's callback interface, for the calling thread alone. Where another
-profiler holds CUPTI the count is ``None`` and the gate's comparison of results stands alone.
+Kernels of a direct call are counted by CUPTI's callback interface, for the calling thread alone.
+Where another profiler holds CUPTI the count is ``None`` and the gate's comparison of results
+stands alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -27,7 +29,7 @@ class GraphCensus(NamedTuple):
 
 def of_graph(raw_graph: int) -> GraphCensus:
     """Walk the nodes of a ``cudaGraph_t``."""
-    from cuda.bindings import runtime
+    runtime = importlib.import_module("cuda.bindings.runtime")  # comes with torch's CUDA builds
 
     kinds = runtime.cudaGraphNodeType
     forbidden = {

@@ -17,7 +17,9 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def user_location() -> str | None:
-    """``"file:line"`` of the innermost frame outside torch, the recorder and the standard library."""
+    """``"file:line"`` of the innermost frame outside torch, the recorder and the standard
+    library.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not _is_machinery(frame.f_code.co_filename):

@@ -67,7 +67,7 @@ class Graphed:
             )
         self.__wrapped__ = fn
         self._fn = fn
-        self._name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
+        self._name = name or str(getattr(fn, "__qualname__", type(fn).__qualname__))
         self._config = config
         self._grows = dict(grows or {})
         self._writes = tuple(writes)
@@ -96,7 +96,9 @@ class Graphed:
         return self
 
     def borrow(self, *args: Any, **kwargs: Any) -> Any:
-        """Like a call, but a recorded result is the static one: valid until the next replay of its key."""
+        """Like a call, but a recorded result is the static one: valid until the next replay of
+        its key.
+        """
         args, kwargs = self._bound(args, kwargs)
         return self._served_for(args, kwargs).call(args, kwargs, borrow=True)
 
@@ -105,7 +107,9 @@ class Graphed:
         return self._only.counters.last() if self._only is not None else None
 
     def stats(self) -> Stats:
-        """Counters and bytes of this callable, with its device's totals. Raises before the first call."""
+        """Counters and bytes of this callable, with its device's totals. Raises before the first
+        call.
+        """
         if self._only is None:
             raise ConfigError(
                 f"{self._name} has not been called yet; expected a call before stats()"
@@ -114,7 +118,7 @@ class Graphed:
 
     def recordings(self) -> list[Entry]:
         """Every recording in service."""
-        return [entry for served in self._served.values() for entry in served.recordings()]
+        return [entry for served in self._served.values() for entry in served.recordings.entries()]
 
     def close(self) -> None:
         """Free the recordings of this callable. Later calls record anew."""
@@ -162,7 +166,9 @@ class Graphed:
         return served
 
     def _device(self, tensors: Sequence[torch.Tensor]) -> torch.device:
-        """Where the call computes: the first CUDA tensor of the arguments or the module, else the CPU."""
+        """Where the call computes: the first CUDA tensor of the arguments or the module, else the
+        CPU.
+        """
         fn = self._fn
         held = list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []
         for tensor in (*tensors, *held):
@@ -221,9 +227,9 @@ def graph(
 
     ``grows``: parameter name -> dimension -> ``Axis`` or ``Grows``, for recordings that serve every
     size up to a rung. ``writes``: parameters the callable writes to; they are written back.
-    ``state``: tensors it writes to that trial calls must not spoil (then ``gate_inputs`` must point to
-    scratch). ``gate_inputs``: further calls, ``(args, kwargs)`` each, to check recordings with, or a
-    function from a rung's sizes to such.
+    ``state``: tensors it writes to that trial calls must not spoil (then ``gate_inputs`` must
+    point to scratch). ``gate_inputs``: further calls, ``(args, kwargs)`` each, to check
+    recordings with, or a function from a rung's sizes to such.
 
     Returns a ``Graphed``. Raises ``ConfigError`` for settings that contradict each other, and at a
     call ``UnkeyableArgument`` for an argument without an exact place in a key.

@@ -1,4 +1,5 @@
-"""The rules that a recordable callable keeps: one table, read by the probe, the tape and the doctor.
+"""The rules that a recordable callable keeps: one table, read by the probe, the tape and the
+doctor.
 
 A *rule* names what is matched, what it does on a GPU while a graph is captured, and what to change.
 A *finding* is one breach of one rule at one place. Nothing here looks at tensors.
