@@ -59,8 +59,8 @@ class Region:
             raise ConfigError(f"region {self.name!r}: fn is {self.fn!r}; expected a callable")
         if self.state and self.gate_inputs is None:
             raise ConfigError(
-                f"region {self.name!r} declares state but no gate_inputs; expected calls that write "
-                "to scratch which nobody owns, for warm-up and gate"
+                f"region {self.name!r} declares state but no gate_inputs; expected calls that "
+                "write to scratch which nobody owns, for warm-up and gate"
             )
         for name, some in (("uploads", self.uploads), ("writes", self.writes)):
             both = some & self.in_place
@@ -91,13 +91,14 @@ class Region:
         for i, growth in self.grows.items():
             if i >= len(tensors):
                 raise ConfigError(
-                    f"region {self.name!r}: input {i} grows, but the call has {len(tensors)} tensors"
+                    f"region {self.name!r}: input {i} grows, but the call has {len(tensors)} "
+                    "tensors"
                 )
             for dim, grows in growth.items():
                 size = grows.axis_size(tensors[i].shape[dim])
                 if sizes.setdefault(grows.axis, size) != size:
                     raise ConfigError(
-                        f"region {self.name!r}: axis {grows.axis.name!r} is {sizes[grows.axis]} and, by "
-                        f"input {i}, {size}"
+                        f"region {self.name!r}: axis {grows.axis.name!r} is {sizes[grows.axis]} "
+                        f"and, by input {i}, {size}"
                     )
         return sizes

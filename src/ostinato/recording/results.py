@@ -40,7 +40,8 @@ class _Group:
         end = max(int(t.storage_offset()) + s.span for t, s in zip(members, specs, strict=True))
         if len({t.dtype for t in members}) > 1:
             raise RecordingRefused(
-                f"results share memory under different dtypes ({sorted(str(t.dtype) for t in members)})",
+                "results share memory under different dtypes: "
+                f"{sorted(str(t.dtype) for t in members)}",
                 rule="result-alias",
                 fix="return a clone of one of them",
             )

@@ -194,7 +194,8 @@ def describe(structure: Structure) -> str:
     if kind is dict:
         return "{" + ", ".join(f"{k[1]!r}: {describe(v)}" for k, v in content) + "}"
     if dataclasses.is_dataclass(kind):
-        return f"{getattr(kind, '__qualname__', kind)}({', '.join(f'{n}={describe(v)}' for n, v in content)})"
+        fields = ", ".join(f"{n}={describe(v)}" for n, v in content)
+        return f"{getattr(kind, '__qualname__', kind)}({fields})"
     if kind in _IDENTITY_ATOMS:
         return repr(content)
     return f"{kind.__name__}({content!r})"
