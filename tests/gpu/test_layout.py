@@ -98,8 +98,8 @@ def test_nothing_of_a_longer_request_reaches_a_shorter_one(graph: Make) -> None:
         graphed(torch.full((64, 16), float("inf"), device=DEVICE), offsets(64))
         graphed(tensor(1, 64, 16) * 1e4, offsets(30, 34))
         assert same(graphed(*short), before)
-    for entry in graphed.recordings():
-        assert torch.isfinite(entry.inputs.tensors[0]).all()
+    served = [entry for entry in graphed.recordings() if entry.hits]
+    assert served and all(torch.isfinite(entry.inputs.tensors[0]).all() for entry in served)
 
 
 def mean_free(x: T) -> T:
