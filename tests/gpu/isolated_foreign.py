@@ -24,7 +24,7 @@ def _profiled_kernels(call: Callable[[], Any]) -> int:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         call()
         torch.cuda.synchronize()
-    on_device = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    on_device = [e for e in seen.events() if e.device_type.name == "CUDA"]
     return sum("elementwise" in event.name for event in on_device)
 
 
@@ -80,7 +80,7 @@ def launches_are_not_slowed() -> dict[str, Any]:
 
 
 class _Cycle:
-    """Garbage that only a collection finds; holds a graph, whose end in a capture would be fatal."""
+    """Garbage that only a collection finds; it holds a graph."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self.graph = graph

@@ -11,6 +11,7 @@ import torch
 
 import ostinato
 from ostinato import GraphConfig
+from ostinato.recording.graphed import warm_up
 from ostinato.recording.pieces import direct
 from ostinato.recording.region import Region
 from ostinato.recording.runner import Runner
@@ -30,6 +31,16 @@ def test_results_are_the_callers_own(graph: Make, monkeypatch: pytest.MonkeyPatc
         assert all(same(got, waves(x)) for got, x in zip(held, calls, strict=True))
 
     assert_fails_under("results.are_borrowed", check, monkeypatch)
+
+
+def test_a_warm_up_records_the_largest_first(graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        graphed = graph(waves)
+        assert not warm_up(graphed, [((tensor(0, n),), {}) for n in (64, 512, 1, 4096, 8)])
+        sizes = [entry.inputs.tensors[0].numel() for entry in graphed.recordings()]
+        assert sizes == [4096, 512, 64, 8, 1]
+
+    assert_fails_under("graphed.callers_order", check, monkeypatch)
 
 
 def test_a_borrowed_result_is_the_static_one(graph: Make) -> None:
@@ -134,6 +145,7 @@ def test_staging_is_not_overwritten_while_it_is_read(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.device
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_call_waits_for_nothing(graph: Make) -> None:
     graphed, x = graph(waves), tensor(0, 1 << 16)
     exactly(graphed, x)

@@ -32,7 +32,7 @@ def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, holes and overlaps; ``clone`` makes a tensor with holes dense."""
+    """A copy with the same strides, holes and overlaps, where ``clone`` would make it dense."""
     if tensor.numel() == 0:
         return tensor.detach().clone()
     whole = flat(tensor.detach(), TensorSpec.of(tensor)).clone()
