@@ -19,21 +19,34 @@ def embed_patches(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return F.linear(patches.to(weight.dtype), weight.flatten(1), bias)
 
 
-class PatchEmbed(nn.Module):
-    """``proj.weight`` keeps the published convolution shape."""
+class PatchProjection(nn.Module):
+    """``weight`` keeps the published convolution shape; ``bias`` (width,) or absent."""
+
+    bias: nn.Parameter | None
 
     def __init__(self, kernel: tuple[int, int, int, int], width: int, *, bias: bool) -> None:
         super().__init__()
-        self.proj = nn.Module()
-        self.proj.weight = unset(width, *kernel)
-        self.proj.register_parameter("bias", unset(width) if bias else None)
+        self.weight = unset(width, *kernel)
+        self.register_parameter("bias", unset(width) if bias else None)
 
     def forward(self, patches: Tensor) -> Tensor:
-        return embed_patches(patches, self.proj.weight, self.proj.bias)
+        return embed_patches(patches, self.weight, self.bias)
+
+
+class PatchEmbed(nn.Module):
+    """``proj``, under its published name. ``kernel``: channels, frames, height, width."""
+
+    def __init__(self, kernel: tuple[int, int, int, int], width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.proj = PatchProjection(kernel, width, bias=bias)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        rows: Tensor = self.proj(patches)
+        return rows
 
 
 class PatchMerger(nn.Module):
-    """Joins ``merge_unit`` neighbouring rows and projects them: (T, width) to (T / unit, out_width).
+    """Joins ``merge_unit`` rows and projects them: (T, width) to (T / unit, out_width).
 
     The norm stands before the joining, over ``width``, or after it (``norm_after_merge``), over
     ``width * merge_unit``.
@@ -41,7 +54,7 @@ class PatchMerger(nn.Module):
 
     def __init__(
         self,
-        norm: type[LayerNorm] | type[RMSNorm],
+        norm: type[LayerNorm | RMSNorm],
         width: int,
         merge_unit: int,
         out_width: int,

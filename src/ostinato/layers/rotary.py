@@ -18,7 +18,7 @@ def axial_frequencies(head_dim: int, theta: float) -> Tensor:
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each (T, head_dim / 2) float32, of ``positions`` (T, 2) = (row, column)."""
+    """Cosines and sines, (T, head_dim / 2) float32, of ``positions`` (T, 2) = (row, column)."""
     angles = (positions[:, :, None].float() * frequencies).flatten(1)
     return angles.cos(), angles.sin()
 

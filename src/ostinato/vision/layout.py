@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -76,52 +75,25 @@ class Layouts:
 
     def _build(self, grids: tuple[Grid, ...]) -> Layout:
         unit = self.config.merge_unit
-        frames = [self._frame(rows, columns) for _, rows, columns in grids]
-        repeats = [grid[0] for grid in grids]
-        areas = [rows * columns for _, rows, columns in grids]
-        item_patches = tuple(n * area for n, area in zip(repeats, areas, strict=True))
-        starts = tuple(accumulate(item_patches, initial=0))
-        ends = [
-            start + area * np.arange(1, n + 1, dtype=np.int32)
-            for start, area, n in zip(starts, areas, repeats, strict=False)
-        ]
-        arrays = LayoutArrays(
-            positions=_join([f.positions for f in frames], repeats),
-            segment_offsets=_with_zero(ends),
-        )
-        max_window = 0
-        if self.config.position_side:
-            arrays = arrays._replace(
-                interpolation_indices=_join([f.interpolation_indices for f in frames], repeats),
-                interpolation_weights=_join([f.interpolation_weights for f in frames], repeats),
-            )
-        if self.config.window_side:
-            steps = [area // unit for area in areas]
-            begins = [start // unit for start in starts]
-            offsets = _with_zero(
-                _shifted([f.window_ends for f in frames], repeats, starts, areas)
-            )
-            orders = _shifted([f.window_order for f in frames], repeats, begins, steps)
-            inverses = _shifted([f.window_inverse for f in frames], repeats, begins, steps)
-            arrays = arrays._replace(
-                window_order=np.concatenate(orders),
-                window_inverse=np.concatenate(inverses),
-                window_offsets=offsets,
-            )
-            max_window = int(np.diff(offsets).max())
-        _freeze(arrays)
+        item_patches = tuple(n * rows * columns for n, rows, columns in grids)
+        frames: list[Frame] = []
+        lengths: list[int] = []
+        for n, rows, columns in grids:
+            frames += [self._frame(rows, columns)] * n
+            lengths += [rows * columns] * n
+        offsets = np.zeros(len(frames) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        arrays = _join(frames, offsets, unit)
         return Layout(
             grids=grids,
             item_patches=item_patches,
             item_tokens=tuple(n // unit for n in item_patches),
             size=Rung(
-                num_patches=starts[-1],
-                num_segments=sum(repeats),
-                max_segment=max(areas),
-                num_windows=0
-                if arrays.window_offsets is None
-                else arrays.window_offsets.shape[0] - 1,
-                max_window=max_window,
+                num_patches=int(offsets[-1]),
+                num_segments=len(frames),
+                max_segment=max(lengths),
+                num_windows=0 if arrays.window_offsets is None else len(arrays.window_offsets) - 1,
+                max_window=max(frame.max_window for frame in frames),
             ),
             arrays=arrays,
         )
@@ -147,41 +119,44 @@ def check_grid(grid: Sequence[int], merge_size: int) -> Grid:
 
 def to_tensors(arrays: LayoutArrays, device: torch.device | str = "cpu") -> LayoutTensors:
     """Fresh tensors on ``device``, one copy each; the encoder's staged upload does not use this."""
-    return LayoutTensors(
-        *(None if a is None else torch.from_numpy(a.copy()).to(device) for a in arrays)
-    )
+    tensors: dict[str, torch.Tensor] = {
+        name: torch.from_numpy(array.copy()).to(device)
+        for name, array in arrays._asdict().items()
+        if array is not None
+    }
+    return LayoutTensors(**tensors)
 
 
 def num_bytes(arrays: LayoutArrays) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def _join(
-    parts: Sequence[npt.NDArray[_Scalar] | None], repeats: Sequence[int]
-) -> npt.NDArray[_Scalar]:
-    """Each part ``repeats`` times, one after the other."""
-    return np.concatenate(
-        [part for part, n in zip(parts, repeats, strict=True) if part is not None for _ in range(n)]
-    )
-
-
-def _shifted(
-    parts: Sequence[Int32 | None], repeats: Sequence[int], starts: Sequence[int], steps: Sequence[int]
-) -> list[Int32]:
-    """Each part once per frame, shifted by where that frame begins."""
-    shifted = []
-    for part, n, start, step in zip(parts, repeats, starts, steps, strict=False):
-        assert part is not None
-        begins = start + step * np.arange(n, dtype=np.int32)
-        shifted.append((part[None, :] + begins[:, None]).reshape(-1))
-    return shifted
-
-
-def _with_zero(parts: Sequence[Int32]) -> Int32:
-    return np.concatenate([np.zeros(1, dtype=np.int32), *parts])
-
-
-def _freeze(arrays: LayoutArrays) -> None:
+def _join(frames: Sequence[Frame], offsets: Int32, merge_unit: int) -> LayoutArrays:
+    """The frames' arrays one after the other; indices shifted by where their frame begins."""
+    first = frames[0]
+    arrays = LayoutArrays(np.concatenate([f.positions for f in frames]), offsets)
+    if first.interpolation_indices is not None:
+        arrays = arrays._replace(
+            interpolation_indices=_concatenate([f.interpolation_indices for f in frames]),
+            interpolation_weights=_concatenate([f.interpolation_weights for f in frames]),
+        )
+    if first.window_ends is not None:
+        starts = offsets[:-1]
+        first_units = np.repeat(starts // merge_unit, np.diff(offsets) // merge_unit)
+        num_windows = [0 if f.window_ends is None else len(f.window_ends) for f in frames]
+        window_offsets = np.zeros(sum(num_windows) + 1, dtype=np.int32)
+        window_offsets[1:] = _concatenate([f.window_ends for f in frames])
+        window_offsets[1:] += np.repeat(starts, num_windows)
+        arrays = arrays._replace(
+            window_order=_concatenate([f.window_order for f in frames]) + first_units,
+            window_inverse=_concatenate([f.window_inverse for f in frames]) + first_units,
+            window_offsets=window_offsets,
+        )
     for array in arrays:
         if array is not None:
             array.setflags(write=False)
+    return arrays
+
+
+def _concatenate(parts: Sequence[npt.NDArray[_Scalar] | None]) -> npt.NDArray[_Scalar]:
+    return np.concatenate([part for part in parts if part is not None])

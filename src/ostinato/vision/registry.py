@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import nn
-
 from ostinato.errors import WeightsError
 from ostinato.vision.contract import VisionConfig
 from ostinato.vision.models import qwen2_5_vl, qwen2_vl, qwen3_vl
 from ostinato.vision.models.fields import Fields
+from ostinato.vision.models.tower import Tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Family:
     """How one kind of tower is configured, built and named in checkpoints."""
 
     read_config: Callable[[Fields], VisionConfig]
-    build: Callable[[VisionConfig], nn.Module]
+    build: Callable[[VisionConfig], Tower]
     published_names: tuple[tuple[str, str], ...]
 
     def published_name(self, name: str) -> str:

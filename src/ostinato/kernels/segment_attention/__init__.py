@@ -7,6 +7,8 @@ serves every segmentation that fits ``max_length`` and the capacity of ``offsets
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,8 @@ BACKENDS = ("auto", "varlen", "sdpa", "masked")
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor offsets, int max_length, float scale, str backend"
 )
-_library = torch.library.Library("ostinato", "FRAGMENT")
+_make_library: Any = torch.library.Library
+_library = _make_library("ostinato", "FRAGMENT")
 _library.define(f"segment_attention({_ARGUMENTS}) -> Tensor")
 _library.define(f"segment_attention.out({_ARGUMENTS}, *, Tensor(a!) out) -> ()")
 
@@ -56,15 +59,11 @@ def segment_attention(
         raise ValueError(
             f"out must be {tuple(q.shape)} {q.dtype}, got {tuple(out.shape)} {out.dtype}"
         )
-    torch.ops.ostinato.segment_attention.out(
-        q, k, v, offsets, max_length, scale, backend, out=out
-    )
+    torch.ops.ostinato.segment_attention.out(q, k, v, offsets, max_length, scale, backend, out=out)
     return out
 
 
-def _check(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, backend: str
-) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, backend: str) -> None:
     if q.dim() != 3 or k.shape != q.shape or v.shape != q.shape:
         shapes = [tuple(x.shape) for x in (q, k, v)]
         raise ValueError(f"q, k and v must have one shape (rows, heads, head_dim), got {shapes}")

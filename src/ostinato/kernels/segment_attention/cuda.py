@@ -62,13 +62,12 @@ def attend_out(
 ) -> None:
     """Writes into ``out``; without a copy where this torch can (varlen, head_dim not padded)."""
     inplace = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace", None)
-    is_direct = (
+    if (
         inplace is not None
         and q.shape[0] > 0
         and q.shape[2] % _FLASH_HEAD_DIM_STEP == 0
         and select_backend(q, offsets, backend) == "varlen"
-    )
-    if is_direct:
+    ):
         inplace(
             out, q, k, v, offsets, offsets, max_length, max_length, 0.0, False, False, scale=scale
         )

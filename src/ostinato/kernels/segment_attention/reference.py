@@ -6,7 +6,8 @@ check. It is the CPU implementation of the operator and the yardstick of every o
 
 from __future__ import annotations
 
-import torch
+from itertools import pairwise
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,7 +19,7 @@ def check_offsets(boundaries: list[int], num_rows: int, max_length: int) -> None
             f"offsets must run from 0 to {num_rows} (the number of rows), "
             f"got {boundaries[0]} to {boundaries[-1]}"
         )
-    for start, end in zip(boundaries, boundaries[1:], strict=False):
+    for start, end in pairwise(boundaries):
         if end < start:
             raise ValueError(f"offsets must not decrease, got {start} before {end}")
         if end - start > max_length:
@@ -36,7 +37,7 @@ def segment_attention_reference(
     """
     boundaries: list[int] = offsets.tolist()
     check_offsets(boundaries, q.shape[0], max_length)
-    for start, end in zip(boundaries, boundaries[1:], strict=False):
+    for start, end in pairwise(boundaries):
         if start == end:
             continue
         q_1HLD, k_1HLD, v_1HLD = (

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's ``vision_config`` field by field; a wrong value is an error that names it."""
+"""Reads a ``vision_config`` field by field; a wrong value is an error that names it."""
 
 from __future__ import annotations
 

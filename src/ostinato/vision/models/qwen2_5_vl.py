@@ -13,10 +13,10 @@ from ostinato.layers.attention import SegmentAttention
 from ostinato.layers.block import VisionBlock
 from ostinato.layers.mlp import GatedMlp
 from ostinato.layers.norm import RMSNorm
-from ostinato.layers.patch import PatchEmbed, PatchMerger
-from ostinato.layers.rotary import AxialRotary
+from ostinato.layers.patch import PatchMerger
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.models.fields import Fields
+from ostinato.vision.models.tower import Tower
 
 PUBLISHED_NAMES = (
     (r"^merger\.norm", "merger.ln_q"),
@@ -56,16 +56,12 @@ def read_config(fields: Fields) -> VisionConfig:
     )
 
 
-class Qwen2_5VL(nn.Module):
+class Qwen2_5VL(Tower):
     """See ``EncoderModel``."""
 
     def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, has_patch_bias=False)
         width = config.width
-        kernel = (config.in_channels, config.temporal_patch_size, *(config.patch_size,) * 2)
-        self.patch_embed = PatchEmbed(kernel, width, bias=False)
-        self.rotary = AxialRotary(config.head_dim, theta=config.rope_theta)
         self.blocks = nn.ModuleList(
             VisionBlock(
                 RMSNorm(width),

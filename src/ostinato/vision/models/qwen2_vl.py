@@ -8,10 +8,10 @@ from ostinato.layers.attention import SegmentAttention
 from ostinato.layers.block import VisionBlock
 from ostinato.layers.mlp import Mlp
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.patch import PatchEmbed, PatchMerger
-from ostinato.layers.rotary import AxialRotary
+from ostinato.layers.patch import PatchMerger
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.models.fields import Fields
+from ostinato.vision.models.tower import Tower
 
 PUBLISHED_NAMES = (
     (r"^merger\.norm", "merger.ln_q"),
@@ -22,7 +22,7 @@ PUBLISHED_NAMES = (
 
 
 def read_config(fields: Fields) -> VisionConfig:
-    """Defaults are those of the published configuration class; its ``hidden_size`` is the output."""
+    """Defaults are those of the published class, whose ``hidden_size`` is the output width."""
     width = fields.count("embed_dim", 1280)
     return VisionConfig(
         model_type="qwen2_vl",
@@ -40,16 +40,12 @@ def read_config(fields: Fields) -> VisionConfig:
     )
 
 
-class Qwen2VL(nn.Module):
+class Qwen2VL(Tower):
     """See ``EncoderModel``."""
 
     def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, has_patch_bias=False)
         width = config.width
-        kernel = (config.in_channels, config.temporal_patch_size, *(config.patch_size,) * 2)
-        self.patch_embed = PatchEmbed(kernel, width, bias=False)
-        self.rotary = AxialRotary(config.head_dim, theta=config.rope_theta)
         self.blocks = nn.ModuleList(
             VisionBlock(
                 LayerNorm(width),

@@ -9,10 +9,10 @@ from ostinato.layers.block import VisionBlock
 from ostinato.layers.linear import unset
 from ostinato.layers.mlp import Mlp
 from ostinato.layers.norm import LayerNorm
-from ostinato.layers.patch import PatchEmbed, PatchMerger
-from ostinato.layers.rotary import AxialRotary
+from ostinato.layers.patch import PatchMerger
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.models.fields import Fields
+from ostinato.vision.models.tower import Tower
 
 PUBLISHED_NAMES = (
     (r"^(blocks\.\d+\.mlp)\.fc", r"\1.linear_fc"),
@@ -49,18 +49,24 @@ def interpolate_positions(table: Tensor, indices: Tensor, weights: Tensor) -> Te
     return (nn.functional.embedding(indices, table) * weights[:, :, None]).sum(1)
 
 
-class Qwen3VL(nn.Module):
+class PositionTable(nn.Module):
+    """``weight``: (position_side ** 2, width)."""
+
+    def __init__(self, num_positions: int, width: int) -> None:
+        super().__init__()
+        self.weight = unset(num_positions, width)
+
+    def forward(self, indices: Tensor, weights: Tensor) -> Tensor:
+        return interpolate_positions(self.weight, indices, weights)
+
+
+class Qwen3VL(Tower):
     """See ``EncoderModel``."""
 
     def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, has_patch_bias=True)
         width, unit = config.width, config.merge_unit
-        kernel = (config.in_channels, config.temporal_patch_size, *(config.patch_size,) * 2)
-        self.patch_embed = PatchEmbed(kernel, width, bias=True)
-        self.pos_embed = nn.Module()
-        self.pos_embed.weight = unset(config.position_side**2, width)
-        self.rotary = AxialRotary(config.head_dim, theta=config.rope_theta)
+        self.pos_embed = PositionTable(config.position_side**2, width)
         self.blocks = nn.ModuleList(
             VisionBlock(
                 LayerNorm(width),
@@ -82,9 +88,7 @@ class Qwen3VL(nn.Module):
         assert layout.interpolation_indices is not None
         assert layout.interpolation_weights is not None
         x = self.patch_embed(patches)
-        learned = interpolate_positions(
-            self.pos_embed.weight, layout.interpolation_indices, layout.interpolation_weights
-        )
+        learned = self.pos_embed(layout.interpolation_indices, layout.interpolation_weights)
         x = x + learned.to(x.dtype)
         tables = self.rotary(layout.positions)
         levels: list[Tensor] = []
