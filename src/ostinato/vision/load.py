@@ -27,20 +27,23 @@ PREFIXES = ("model.visual.", "visual.")
 def load_tower(
     model: str | Path | nn.Module,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
 ) -> Tower:
-    """Load a vision tower (see ``EncoderModel``) with all its weights on ``device``.
+    """Load a vision tower (see ``EncoderModel``) with all its weights on one device.
 
     ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a transformers module (a
     tower or a model with one), whose parameters are shared where device and ``dtype`` fit. Without
-    ``dtype`` the stored one is kept. Raises ``WeightsError`` naming the tensor, field or file that
-    does not fit.
+    ``device`` a module's tower stays where it is and others go to the CPU; without ``dtype`` the
+    stored one is kept. Raises ``WeightsError`` naming the tensor, field or file that does not fit.
     """
-    where = _with_index(torch.device(device))
     if isinstance(model, nn.Module):
-        return _from_module(find_tower(model), where, dtype)
+        source = find_tower(model)
+        first = next(source.parameters(), None)
+        own = torch.device("cpu") if first is None else first.device
+        return _from_module(source, own if device is None else _with_index(device), dtype)
+    where = _with_index("cpu" if device is None else device)
     shipped = find_shipped(model) if isinstance(model, str) else None
     if shipped is not None:
         return _from_seed(read_json(shipped, str(model)), where, dtype)
@@ -111,8 +114,9 @@ def _as_tower_config(config: dict[str, Any]) -> dict[str, Any]:
     return config if kind.endswith("_vision") else config | {"model_type": f"{kind}_vision"}
 
 
-def _with_index(device: torch.device) -> torch.device:
+def _with_index(device: torch.device | str) -> torch.device:
     """``cuda`` becomes ``cuda:N``, so that devices compare equal."""
+    device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -57,6 +57,7 @@ class HubFiles:
         from huggingface_hub.errors import (
             EntryNotFoundError,
             GatedRepoError,
+            HFValidationError,
             RepositoryNotFoundError,
             RevisionNotFoundError,
         )
@@ -65,7 +66,12 @@ class HubFiles:
             return Path(hf_hub_download(self._name, name, revision=self._revision))
         except EntryNotFoundError:
             return None
-        except (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError) as error:
+        except (
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        ) as error:
             raise WeightsError(f"{self._name}: the hub refuses {name}: {error}") from error
 
 

@@ -155,5 +155,5 @@ def test_schema_and_fake_implementations_hold() -> None:
     operator = torch.ops.ostinato.segment_attention
     torch.library.opcheck(operator.default, arguments, test_utils=checks)
     torch.library.opcheck(
-        operator.out, arguments, {"out": torch.empty(12, 2, 16)}, test_utils=checks
+        operator.out, arguments, {"out": torch.zeros(12, 2, 16)}, test_utils=checks
     )
