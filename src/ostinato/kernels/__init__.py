@@ -1,0 +1,1 @@
+"""Pure tensor operators, registered with torch.library; each lives beside its reference."""
