@@ -48,15 +48,21 @@ class Limits:
     ``max_decoded_pixels``: height x width of an image or a video frame (default: 256 MiB of RGB).
     ``max_encoded_bytes``: size of a file or a byte string.
     ``max_frames``: frames that a video may claim, or have.
+    ``max_patch_bytes``: float32 patches of one item (default: above the largest video that the
+    published bounds allow); a call's own ``min_pixels`` could ask for any number.
     """
 
     max_decoded_pixels: int = 89_478_485
     max_encoded_bytes: int = 1 << 28
     max_frames: int = 200_000
+    max_patch_bytes: int = 6 << 30
+
+
+DEFAULT_LIMITS = Limits()
 
 
 def decode_image(
-    source: Any, *, limits: Limits = Limits(), channels: Channels | None = None
+    source: Any, *, limits: Limits = DEFAULT_LIMITS, channels: Channels | None = None
 ) -> Image.Image:
     """A decoded RGB image. Raises ``InputError`` with the broken rule for anything else.
 
@@ -86,24 +92,27 @@ def read_bytes(source: Any, limits: Limits) -> bytes:
     if isinstance(source, (bytes, bytearray, memoryview)):
         data = bytes(source)
         check_num_bytes(len(data), limits)
-        return from_data_url(data) if data[:5].lower() == b"data:" else data
-    text = os.fspath(source)
-    if isinstance(text, str):
-        if text[:5].lower() == "data:":
-            check_num_bytes(len(text), limits)
-            return from_data_url(text.encode("utf-8", "surrogateescape"))
-        if text[:8].lower().startswith(("http://", "https://")):
-            raise refuse("no-network", f"addresses are not fetched here, got {text[:80]!r}")
-    path = check_file(text, limits)
+        return from_data_url(data) if is_data_url(data) else data
+    text = os.fsdecode(source)
+    if is_data_url(text):
+        check_num_bytes(len(text), limits)
+        return from_data_url(text.encode("utf-8", "surrogateescape"))
     try:
-        with open(path, "rb") as file:
+        with open(check_file(text, limits), "rb") as file:
             return file.read()
     except OSError as error:
         raise refuse("unreadable-file", f"{text!r}: {error.strerror}") from error
 
 
-def check_file(path: str | bytes, limits: Limits) -> str | bytes:
-    """``path`` if it names a regular file within the byte limit."""
+def is_data_url(text: str | bytes) -> bool:
+    """Whether ``text`` begins with ``data:``, in any case."""
+    return text[:5].lower() in ("data:", b"data:")
+
+
+def check_file(path: str, limits: Limits) -> str:
+    """``path`` if it names a regular file within the byte limit, and no address."""
+    if path[:8].lower().startswith(("http://", "https://")):
+        raise refuse("no-network", f"addresses are not fetched here, got {path[:80]!r}")
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:

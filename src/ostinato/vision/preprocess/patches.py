@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import PatchConfig
+from .refuse import refuse
 
 GridTHW = tuple[int, int, int]
 
@@ -68,11 +69,17 @@ def grid_of(num_frames: int, height: int, width: int, config: PatchConfig) -> Gr
     return time, height // config.patch_size, width // config.patch_size
 
 
-def new_rows(grid: GridTHW, config: PatchConfig) -> NDArray[np.float32]:
+def new_rows(grid: GridTHW, config: PatchConfig, max_bytes: int) -> NDArray[np.float32]:
     """Uninitialised rows for one item, shaped as :func:`write_frame` wants them:
 
-    ``(t, h / merge, w / merge, merge * merge, 3, temporal, patch * patch)`` float32.
+    ``(t, h / merge, w / merge, merge * merge, 3, temporal, patch * patch)`` float32. Refused
+    above ``max_bytes``.
     """
+    num_bytes = 4 * config.row_width * grid[0] * grid[1] * grid[2]
+    if num_bytes > max_bytes:
+        raise refuse(
+            "max-patch-bytes", f"grid {grid} is {num_bytes} bytes, the limit is {max_bytes}"
+        )
     time, height, width = grid
     merge = config.merge_size
     shape = (time, height // merge, width // merge, merge * merge, 3)

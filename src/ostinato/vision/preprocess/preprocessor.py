@@ -6,30 +6,67 @@ that cannot be served never takes others of its batch with it.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from ostinato.errors import InputError
+from PIL import Image
+
+from ostinato.errors import ConfigError, InputError
 
 from .arrays import Channels
 from .config import PreprocessConfig
-from .decode import Limits, decode_image
+from .decode import DEFAULT_LIMITS, Limits, decode_image
 from .patches import Patches, as_rows, grid_of, new_rows
-from .resize import image_size, pixel_bounds
+from .resize import image_size, pixel_bounds, video_size
+from .sampling import ASSUMED_FPS, Sampling, frame_times, seconds_per_grid
 from .transform import write_resized
+from .video import Clip, ShortVideo, open_clip
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Per call. ``None``: the checkpoint's value; each bound may be given alone."""
+    """Per call. ``None``: the checkpoint's value; each bound may be given alone.
+
+    ``channels``: ``"first"`` or ``"last"``, for arrays whose shape can be read two ways.
+    """
 
     min_pixels: int | None = None
     max_pixels: int | None = None
     channels: Channels | None = None
+
+
+@dataclass(frozen=True)
+class VideoOptions:
+    """Per call. ``None``: the checkpoint's value; each may be given alone.
+
+    ``fps``: frames to look at per second; ``num_frames``: how many in all (one of the two).
+    ``source_fps``: how fast held frames were taken (arrays and lists; a file says so itself).
+    """
+
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    source_fps: float | None = None
+    channels: Channels | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """The part that chooses frames."""
+        return Sampling(self.fps, self.num_frames, self.min_frames, self.max_frames)
 
 
 @dataclass(frozen=True)
@@ -40,33 +77,51 @@ class ImageItem:
     options: ImageOptions = ImageOptions()
 
 
-Item = ImageItem
+@dataclass(frozen=True)
+class VideoItem:
+    """One video (see :func:`video.open_clip` for what it may be) and its options."""
+
+    source: Any
+    options: VideoOptions = VideoOptions()
 
 
 class Preprocessor:
     """Turns images and videos into patches. Safe to call from any number of threads.
 
-    ``workers``: threads that work at any one time, over all callers.
+    ``workers``: items that are worked on at any one time, over all callers. Items that run alone
+    have their resizing shared out over as many threads.
     """
 
     def __init__(
-        self, config: PreprocessConfig, *, limits: Limits = Limits(), workers: int = 2
+        self, config: PreprocessConfig, *, limits: Limits = DEFAULT_LIMITS, workers: int = 2
     ) -> None:
+        if workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {workers}")
         self.config = config
         self.limits = limits
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="ostinato-preprocess")
+        self._workers = workers
+        self._items = ThreadPoolExecutor(workers, thread_name_prefix="ostinato-preprocess")
+        self._bands = ThreadPoolExecutor(workers, thread_name_prefix="ostinato-preprocess-band")
+        self._lock = threading.Lock()
+        self._num_active = 0
 
     def image(self, source: Any, options: ImageOptions = ImageOptions()) -> Patches:
         """The patches of one image; raises ``InputError``."""
         return _raise_or_return(self.batch([ImageItem(source, options)])[0])
 
-    def batch(self, items: Sequence[Item]) -> list[Patches | InputError]:
+    def video(self, source: Any, options: VideoOptions = VideoOptions()) -> Patches:
+        """The patches of one video; raises ``InputError``."""
+        return _raise_or_return(self.batch([VideoItem(source, options)])[0])
+
+    def batch(self, items: Sequence[ImageItem | VideoItem]) -> list[Patches | InputError]:
         """Per item its patches, or the error that says why it cannot be served; in order."""
-        return list(self._pool.map(self._serve, items))
+        _load_repeated(items)
+        return list(self._items.map(self._serve, items))
 
     def close(self) -> None:
         """Finish what is running and stop the threads."""
-        self._pool.shutdown()
+        self._items.shutdown()
+        self._bands.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -79,11 +134,28 @@ class Preprocessor:
     ) -> None:
         self.close()
 
-    def _serve(self, item: Item) -> Patches | InputError:
+    def _serve(self, item: ImageItem | VideoItem) -> Patches | InputError:
+        with self._active():
+            try:
+                return self._image(item) if isinstance(item, ImageItem) else self._video(item)
+            except InputError as error:
+                return error
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        with self._lock:
+            self._num_active += 1
         try:
-            return self._image(item)
-        except InputError as error:
-            return error
+            yield
+        finally:
+            with self._lock:
+                self._num_active -= 1
+
+    def _num_bands(self) -> int:
+        return max(1, self._workers // max(1, self._num_active))
+
+    def _share(self, fn: Callable[[_In], _Out], items: Iterable[_In]) -> Iterable[_Out]:
+        return self._bands.map(fn, items)
 
     def _image(self, item: ImageItem) -> Patches:
         config, options = self.config.image, item.options
@@ -95,16 +167,92 @@ class Preprocessor:
             image.height, image.width, factor=config.factor, min_pixels=low, max_pixels=high
         )
         grid = grid_of(1, *size, config)
-        rows = new_rows(grid, config)
-        write_resized(image, size, rows[0], slice(None), config)
-        done = time.perf_counter()
+        rows = new_rows(grid, config, self.limits.max_patch_bytes)
+        write_resized(
+            image,
+            size,
+            rows[0],
+            slice(None),
+            config,
+            num_bands=self._num_bands(),
+            share=self._share,
+        )
         return Patches(
             as_rows(rows, config),
             grid,
             "image",
             decode_ms=(decoded - begin) * 1e3,
-            transform_ms=(done - decoded) * 1e3,
+            transform_ms=(time.perf_counter() - decoded) * 1e3,
         )
+
+    def _video(self, item: VideoItem) -> Patches:
+        clip = self._clip(item, None)
+        try:
+            return self._clip_patches(clip, item.options)
+        except ShortVideo as error:
+            if not error.is_plausible:
+                raise
+            return self._clip_patches(self._clip(item, error.num_frames), item.options)
+
+    def _clip(self, item: VideoItem, total_frames: int | None) -> Clip:
+        return open_clip(
+            item.source,
+            self.config.video,
+            item.options.sampling,
+            source_fps=item.options.source_fps,
+            total_frames=total_frames,
+            limits=self.limits,
+            channels=item.options.channels,
+        )
+
+    def _clip_patches(self, clip: Clip, options: VideoOptions) -> Patches:
+        config, temporal = self.config.video, self.config.video.temporal_patch_size
+        begin = time.perf_counter()
+        low, high = pixel_bounds(config, options.min_pixels, options.max_pixels)
+        count = len(clip.indices)
+        size = video_size(config, count, clip.height, clip.width, min_pixels=low, max_pixels=high)
+        grid = grid_of(count, *size, config)
+        rows = new_rows(grid, config, self.limits.max_patch_bytes)
+        slots = [divmod(index, temporal) for index in range(count)]
+
+        def write(numbered: tuple[int, Image.Image]) -> None:
+            place, frame = numbered
+            time_index, first = slots[place]
+            last = temporal if place == count - 1 else first + 1
+            write_resized(frame, size, rows[time_index], slice(first, last), config)
+
+        transform_s = self._write_frames(write, clip.frames)
+        rate = clip.source_fps or ASSUMED_FPS
+        return Patches(
+            as_rows(rows, config),
+            grid,
+            "video",
+            timestamps=frame_times(clip.indices, rate, temporal),
+            seconds_per_grid=seconds_per_grid(count, clip.total_frames, rate, temporal),
+            decode_ms=(time.perf_counter() - begin - transform_s) * 1e3,
+            transform_ms=transform_s * 1e3,
+        )
+
+    def _write_frames(
+        self, write: Callable[[tuple[int, Image.Image]], None], frames: Iterator[Image.Image]
+    ) -> float:
+        """Write all frames, few at a time so that few are held; seconds spent on writing."""
+        spent_s = 0.0
+        numbered = enumerate(frames)
+        while chunk := list(islice(numbered, self._num_bands())):
+            begin = time.perf_counter()
+            list(self._share(write, chunk) if len(chunk) > 1 else map(write, chunk))
+            spent_s += time.perf_counter() - begin
+        return spent_s
+
+
+def _load_repeated(items: Sequence[ImageItem | VideoItem]) -> None:
+    """Decode images that stand in a batch twice: a lazy image must not be loaded by two threads."""
+    counts = Counter(id(item.source) for item in items)
+    for item in items:
+        if counts[id(item.source)] > 1 and isinstance(item.source, Image.Image):
+            with suppress(Exception):  # reported where the item is served
+                item.source.load()
 
 
 def _raise_or_return(result: Patches | InputError) -> Patches:

@@ -1,0 +1,47 @@
+"""Pictures made on the spot, and the published processors to compare with."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from ostinato.vision.preprocess import ImageConfig, Patches
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    """Smooth colours with sharp edges and noise: every part of a resize rule shows."""
+    random = np.random.default_rng(seed)
+    down, across = np.mgrid[0:height, 0:width]
+    waves = [np.sin(down / (3 + 5 * c)) + np.cos(across / (4 + 3 * c)) for c in range(3)]
+    pixels = np.stack(waves, -1) * 60 + 128 + random.normal(0, 20, (height, width, 3))
+    pixels[height // 3 : height // 2] = 255
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def encode(image: Image.Image, form: str, **options: Any) -> bytes:
+    """``image`` as the bytes of a file."""
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def reference(config: ImageConfig, **overrides: Any) -> Qwen2VLImageProcessorPil:
+    """The published processor of ``config``."""
+    size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
+    names = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor")
+    values = {name: getattr(config, name) for name in names}
+    means = {"image_mean": list(config.image_mean), "image_std": list(config.image_std)}
+    return Qwen2VLImageProcessorPil(**{"size": size, **values, **means, **overrides})
+
+
+def assert_equal_bytes(ours: Patches, processor: Qwen2VLImageProcessorPil, image: Any) -> None:
+    """Same grid, same bytes."""
+    theirs = processor(image, return_tensors="np")
+    assert ours.grid_thw == tuple(theirs["image_grid_thw"][0].tolist())
+    assert ours.pixel_values.dtype == np.float32
+    assert ours.pixel_values.shape == theirs["pixel_values"].shape
+    assert ours.pixel_values.tobytes() == theirs["pixel_values"].tobytes()
