@@ -135,8 +135,8 @@ def test_files(qwen3: Preprocessor, tmp_path: Path, form: str, mode: str) -> Non
         pytest.skip(f"PIL writes no {form} of mode {mode}")
     path = tmp_path / "picture"
     path.write_bytes(data)
-    expected = load_image(str(path))
     url = b"data:image/any;base64," + base64.b64encode(data)
+    expected = load_image(url.decode())
     theirs = reference(qwen3.config.image)
     for source in (data, bytearray(data), memoryview(data), path, str(path), url, url.decode()):
         assert_equal_bytes(qwen3.image(source), theirs, expected)

@@ -110,10 +110,10 @@ def write_frame(
         # One item is `patch` neighbouring bytes: (down, merge, patch, across, merge).
         items = plane.reshape(-1).view(f"V{patch}")
         items = items.reshape(num_down, merge, patch, num_across, merge)
-        ordered = np.ascontiguousarray(items.transpose(0, 3, 1, 4, 2)).reshape(-1)
+        ordered = np.ascontiguousarray(items.transpose(0, 3, 1, 4, 2)).reshape(-1).view(np.uint8)
         if ordered.nbytes % 2 == 0:
             values = tables[channel].take(ordered.view(np.uint16)).view(np.float32)
         else:
-            values = value_table(config)[channel].take(ordered.view(np.uint8))
+            values = value_table(config)[channel].take(ordered)
         shape = (num_down, num_across, merge * merge, 1, patch * patch)
         rows[:, :, :, channel, slots] = values.reshape(shape)

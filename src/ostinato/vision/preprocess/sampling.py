@@ -76,8 +76,10 @@ def _from_start(
     if count > total or count < temporal:
         # Fewer frames than one temporal patch: take them all, the last one is repeated.
         count = min(total, temporal)
-    # torch's arange in its default dtype is the published rule, with its rounding.
-    return [min(int(i), total - 1) for i in torch.arange(0, total, total / count).int()]
+    # torch's arange in its default dtype is the published rule, with its rounding: at times it
+    # names a frame after the last one, which a decoder never shows.
+    places = torch.arange(0, total, total / count).int().tolist()
+    return [place for place in places if place < total]
 
 
 def frame_times(

@@ -94,9 +94,14 @@ def _choose(
     config: VideoConfig, total: int, sampling: Sampling, source_fps: float | None
 ) -> tuple[int, ...]:
     """Held frames: all of them, unless their rate or a number to take was given."""
-    if source_fps is None and sampling.num_frames is None:
-        return tuple(range(total))
-    return tuple(sample_frames(config, total, source_fps or ASSUMED_FPS, sampling))
+    if source_fps is not None or sampling.num_frames is not None:
+        rate = ASSUMED_FPS if source_fps is None else source_fps
+        return tuple(sample_frames(config, total, rate, sampling))
+    if sampling.fps is not None:
+        raise refuse(
+            "frame-rate", f"fps={sampling.fps} of decoded frames needs source_fps, their own rate"
+        )
+    return tuple(range(total))
 
 
 def _from_list(
@@ -141,6 +146,11 @@ def _from_container(
     with _open(file, limits) as container:
         stream = container.streams.video[0]
         height, width = stream.codec_context.height, stream.codec_context.width
+        if not (height and width):  # the decoder itself hides sizes above its `max_pixels`
+            raise refuse(
+                "max-decoded-pixels",
+                f"no frame size is stated within the limit of {limits.max_decoded_pixels} pixels",
+            )
         check_size(height, width, max_decoded_pixels=limits.max_decoded_pixels)
         rate = float(stream.average_rate or stream.guessed_rate or ASSUMED_FPS)
         total = total or stream.frames or _count_packets(container, limits)
