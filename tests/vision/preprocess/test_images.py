@@ -25,7 +25,8 @@ from ostinato.vision.preprocess import (
     default_config,
 )
 
-from .samples import assert_equal_bytes, encode, picture, reference
+from .pictures import encode, picture
+from .samples import assert_equal_bytes, reference
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -231,11 +232,11 @@ def test_ambiguous_arrays_are_read_as_told(qwen3: Preprocessor) -> None:
 
 def test_each_bound_may_be_given_alone(family: Preprocessor) -> None:
     image, config = picture(300, 400), family.config.image
-    for given in ({"min_pixels": 300_000}, {"max_pixels": 70_000}, {"max_pixels": 2_000}):
-        low = min(given.get("min_pixels", config.min_pixels), given.get("max_pixels", 1 << 60))
-        high = given.get("max_pixels", config.max_pixels)
+    for one in ({"min_pixels": 300_000}, {"max_pixels": 70_000}, {"max_pixels": 2_000}):
+        low = min(one.get("min_pixels", config.min_pixels), one.get("max_pixels", 1 << 60))
+        high = one.get("max_pixels", config.max_pixels)
         theirs = reference(config, size={"shortest_edge": low, "longest_edge": high})
-        assert_equal_bytes(family.image(image, ImageOptions(**given)), theirs, image)
+        assert_equal_bytes(family.image(image, ImageOptions(**one)), theirs, image)
     both = family.image(image, ImageOptions(min_pixels=5_000, max_pixels=9_000))
     theirs = reference(config, size={"shortest_edge": 5_000, "longest_edge": 9_000})
     assert_equal_bytes(both, theirs, image)

@@ -30,7 +30,7 @@ from ostinato.vision.preprocess import (
     load_config,
 )
 
-from .samples import encode, picture
+from .pictures import encode, picture
 
 
 @pytest.fixture(scope="module")

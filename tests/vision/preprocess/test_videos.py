@@ -29,7 +29,7 @@ from ostinato.vision.preprocess import (
 from ostinato.vision.preprocess.sampling import Sampling, sample_frames
 from ostinato.vision.preprocess.video import ShortVideo, open_clip
 
-from .samples import encode, picture
+from .pictures import encode, picture
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from .config import ImageConfig, PreprocessConfig, VideoConfig, default_config, load_config
 from .decode import Limits
+from .items import ImageItem, ImageOptions, VideoItem, VideoOptions
 from .patches import Patches
-from .preprocessor import ImageItem, ImageOptions, Preprocessor, VideoItem, VideoOptions
+from .preprocessor import Preprocessor
 
 __all__ = [
     "ImageConfig",

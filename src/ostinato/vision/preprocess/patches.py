@@ -11,32 +11,49 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .config import PatchConfig
 from .refuse import refuse
 
 GridTHW = tuple[int, int, int]
+Values = NDArray[np.float32] | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Patches:
-    """One image or video, ready for a tower. The array belongs to the caller.
+    """One image or video, ready for a tower. The values belong to the caller.
 
-    ``pixel_values``: float32, ``(t * h * w, 3 * temporal * patch * patch)``, normalised.
+    ``values``: float32, ``(t * h * w, 3 * temporal * patch * patch)``, normalised; a numpy array,
+    or a tensor where the preprocessor was given a device.
     ``grid_thw``: patches along time, height and width.
     ``timestamps``: seconds, the middle of each temporal patch (videos; empty for images).
-    ``seconds_per_grid``: seconds between temporal patches (videos with a known rate).
+    ``seconds_per_grid``: seconds between temporal patches (videos).
     ``decode_ms`` and ``transform_ms``: wall time of the two stages.
     """
 
-    pixel_values: NDArray[np.float32]
+    values: Values
     grid_thw: GridTHW
     kind: Literal["image", "video"]
     timestamps: tuple[float, ...] = ()
     seconds_per_grid: float | None = None
     decode_ms: float = 0.0
     transform_ms: float = 0.0
+
+    @property
+    def pixel_values(self) -> NDArray[np.float32]:
+        """The values on the host; copied (and waited for) only if they are on a device."""
+        if isinstance(self.values, torch.Tensor):
+            return np.asarray(self.values.cpu().numpy(), np.float32)
+        return self.values
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The values as a tensor, where they are; shares their memory."""
+        if isinstance(self.values, torch.Tensor):
+            return self.values
+        return torch.from_numpy(self.values)
 
     @property
     def num_patches(self) -> int:
@@ -69,17 +86,20 @@ def grid_of(num_frames: int, height: int, width: int, config: PatchConfig) -> Gr
     return time, height // config.patch_size, width // config.patch_size
 
 
-def new_rows(grid: GridTHW, config: PatchConfig, max_bytes: int) -> NDArray[np.float32]:
-    """Uninitialised rows for one item, shaped as :func:`write_frame` wants them:
-
-    ``(t, h / merge, w / merge, merge * merge, 3, temporal, patch * patch)`` float32. Refused
-    above ``max_bytes``.
-    """
+def check_patch_bytes(grid: GridTHW, config: PatchConfig, max_bytes: int) -> None:
+    """Refuse a grid whose float32 rows take more than ``max_bytes``."""
     num_bytes = 4 * config.row_width * grid[0] * grid[1] * grid[2]
     if num_bytes > max_bytes:
         raise refuse(
             "max-patch-bytes", f"grid {grid} is {num_bytes} bytes, the limit is {max_bytes}"
         )
+
+
+def new_rows(grid: GridTHW, config: PatchConfig) -> NDArray[np.float32]:
+    """Uninitialised rows for one item, shaped as :func:`write_frame` wants them:
+
+    ``(t, h / merge, w / merge, merge * merge, 3, temporal, patch * patch)`` float32.
+    """
     time, height, width = grid
     merge = config.merge_size
     shape = (time, height // merge, width // merge, merge * merge, 3)

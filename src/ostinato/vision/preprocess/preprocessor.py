@@ -12,77 +12,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import numpy as np
+import torch
 from PIL import Image
 
 from ostinato.errors import ConfigError, InputError
 
-from .arrays import Channels
-from .config import PreprocessConfig
+from .config import PatchConfig, PreprocessConfig
 from .decode import DEFAULT_LIMITS, Limits, decode_image
-from .patches import Patches, as_rows, grid_of, new_rows
+from .items import ImageItem, ImageOptions, VideoItem, VideoOptions
+from .on_device import resized_rows
+from .patches import GridTHW, Patches, Values, as_rows, check_patch_bytes, grid_of, new_rows
 from .resize import image_size, pixel_bounds, video_size
-from .sampling import ASSUMED_FPS, Sampling, frame_times, seconds_per_grid
+from .sampling import ASSUMED_FPS, frame_times, seconds_per_grid
 from .transform import write_resized
 from .video import Clip, ShortVideo, open_clip
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-
-
-@dataclass(frozen=True)
-class ImageOptions:
-    """Per call. ``None``: the checkpoint's value; each bound may be given alone.
-
-    ``channels``: ``"first"`` or ``"last"``, for arrays whose shape can be read two ways.
-    """
-
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    channels: Channels | None = None
-
-
-@dataclass(frozen=True)
-class VideoOptions:
-    """Per call. ``None``: the checkpoint's value; each may be given alone.
-
-    ``fps``: frames to look at per second; ``num_frames``: how many in all (one of the two).
-    ``source_fps``: how fast held frames were taken (arrays and lists; a file says so itself).
-    """
-
-    fps: float | None = None
-    num_frames: int | None = None
-    min_frames: int | None = None
-    max_frames: int | None = None
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    source_fps: float | None = None
-    channels: Channels | None = None
-
-    @property
-    def sampling(self) -> Sampling:
-        """The part that chooses frames."""
-        return Sampling(self.fps, self.num_frames, self.min_frames, self.max_frames)
-
-
-@dataclass(frozen=True)
-class ImageItem:
-    """One image (see :func:`decode.decode_image` for what it may be) and its options."""
-
-    source: Any
-    options: ImageOptions = ImageOptions()
-
-
-@dataclass(frozen=True)
-class VideoItem:
-    """One video (see :func:`video.open_clip` for what it may be) and its options."""
-
-    source: Any
-    options: VideoOptions = VideoOptions()
+Size = tuple[int, int]  # height, width
 
 
 class Preprocessor:
@@ -90,15 +42,24 @@ class Preprocessor:
 
     ``workers``: items that are worked on at any one time, over all callers. Items that run alone
     have their resizing shared out over as many threads.
+    ``device``: resize and normalise there instead of on the CPU (off by default). The values then
+    stay there; a caller that uses them on another stream than the device's default one tells the
+    allocator so (``record_stream``).
     """
 
     def __init__(
-        self, config: PreprocessConfig, *, limits: Limits = DEFAULT_LIMITS, workers: int = 2
+        self,
+        config: PreprocessConfig,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        workers: int = 2,
+        device: torch.device | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self.config = config
         self.limits = limits
+        self.device = device
         self._workers = workers
         self._items = ThreadPoolExecutor(workers, thread_name_prefix="ostinato-preprocess")
         self._bands = ThreadPoolExecutor(workers, thread_name_prefix="ostinato-preprocess-band")
@@ -167,18 +128,13 @@ class Preprocessor:
             image.height, image.width, factor=config.factor, min_pixels=low, max_pixels=high
         )
         grid = grid_of(1, *size, config)
-        rows = new_rows(grid, config, self.limits.max_patch_bytes)
-        write_resized(
-            image,
-            size,
-            rows[0],
-            slice(None),
-            config,
-            num_bands=self._num_bands(),
-            share=self._share,
-        )
+        check_patch_bytes(grid, config, self.limits.max_patch_bytes)
+        if self.device is None:
+            values = self._image_on_host(image, size, grid)
+        else:
+            values = self._on_device([image], size, config)
         return Patches(
-            as_rows(rows, config),
+            values,
             grid,
             "image",
             decode_ms=(decoded - begin) * 1e3,
@@ -212,19 +168,14 @@ class Preprocessor:
         count = len(clip.indices)
         size = video_size(config, count, clip.height, clip.width, min_pixels=low, max_pixels=high)
         grid = grid_of(count, *size, config)
-        rows = new_rows(grid, config, self.limits.max_patch_bytes)
-        slots = [divmod(index, temporal) for index in range(count)]
-
-        def write(numbered: tuple[int, Image.Image]) -> None:
-            place, frame = numbered
-            time_index, first = slots[place]
-            last = temporal if place == count - 1 else first + 1
-            write_resized(frame, size, rows[time_index], slice(first, last), config)
-
-        transform_s = self._write_frames(write, clip.frames)
+        check_patch_bytes(grid, config, self.limits.max_patch_bytes)
+        if self.device is None:
+            values, transform_s = self._clip_on_host(clip, size, grid)
+        else:
+            values, transform_s = self._clip_on_device(clip, size)
         rate = clip.source_fps or ASSUMED_FPS
         return Patches(
-            as_rows(rows, config),
+            values,
             grid,
             "video",
             timestamps=frame_times(clip.indices, rate, temporal),
@@ -232,6 +183,33 @@ class Preprocessor:
             decode_ms=(time.perf_counter() - begin - transform_s) * 1e3,
             transform_ms=transform_s * 1e3,
         )
+
+    def _image_on_host(self, image: Image.Image, size: Size, grid: GridTHW) -> Values:
+        config = self.config.image
+        rows = new_rows(grid, config)
+        write_resized(
+            image,
+            size,
+            rows[0],
+            slice(None),
+            config,
+            num_bands=self._num_bands(),
+            share=self._share,
+        )
+        return as_rows(rows, config)
+
+    def _clip_on_host(self, clip: Clip, size: Size, grid: GridTHW) -> tuple[Values, float]:
+        config, temporal = self.config.video, self.config.video.temporal_patch_size
+        rows = new_rows(grid, config)
+        last_place = len(clip.indices) - 1
+
+        def write(numbered: tuple[int, Image.Image]) -> None:
+            place, frame = numbered
+            time_index, first = divmod(place, temporal)
+            end = temporal if place == last_place else first + 1
+            write_resized(frame, size, rows[time_index], slice(first, end), config)
+
+        return as_rows(rows, config), self._write_frames(write, clip.frames)
 
     def _write_frames(
         self, write: Callable[[tuple[int, Image.Image]], None], frames: Iterator[Image.Image]
@@ -244,6 +222,23 @@ class Preprocessor:
             list(self._share(write, chunk) if len(chunk) > 1 else map(write, chunk))
             spent_s += time.perf_counter() - begin
         return spent_s
+
+    def _clip_on_device(self, clip: Clip, size: Size) -> tuple[torch.Tensor, float]:
+        config, spent_s, parts = self.config.video, 0.0, []
+        while chunk := list(islice(clip.frames, 4 * config.temporal_patch_size)):
+            begin = time.perf_counter()
+            parts.append(self._on_device(chunk, size, config))
+            spent_s += time.perf_counter() - begin
+        return torch.cat(parts), spent_s
+
+    def _on_device(
+        self, frames: Sequence[Image.Image], size: Size, config: PatchConfig
+    ) -> torch.Tensor:
+        held = torch.from_numpy(np.stack([np.asarray(frame) for frame in frames]))
+        rows = resized_rows(held.to(self.device), size, config)
+        if rows.is_cuda:  # the caller may be on any stream: hand over finished values
+            torch.cuda.current_stream(rows.device).synchronize()
+        return rows
 
 
 def _load_repeated(items: Sequence[ImageItem | VideoItem]) -> None:
