@@ -66,13 +66,13 @@ class Preprocessor:
         self._lock = threading.Lock()
         self._num_active = 0
 
-    def image(self, source: Any, options: ImageOptions = ImageOptions()) -> Patches:
+    def image(self, source: Any, options: ImageOptions | None = None) -> Patches:
         """The patches of one image; raises ``InputError``."""
-        return _raise_or_return(self.batch([ImageItem(source, options)])[0])
+        return _raise_or_return(self.batch([ImageItem(source, options or ImageOptions())])[0])
 
-    def video(self, source: Any, options: VideoOptions = VideoOptions()) -> Patches:
+    def video(self, source: Any, options: VideoOptions | None = None) -> Patches:
         """The patches of one video; raises ``InputError``."""
-        return _raise_or_return(self.batch([VideoItem(source, options)])[0])
+        return _raise_or_return(self.batch([VideoItem(source, options or VideoOptions())])[0])
 
     def batch(self, items: Sequence[ImageItem | VideoItem]) -> list[Patches | InputError]:
         """Per item its patches, or the error that says why it cannot be served; in order."""
