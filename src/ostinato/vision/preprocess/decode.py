@@ -20,8 +20,6 @@ from urllib.parse import unquote_to_bytes
 
 from PIL import Image, ImageFile, ImageOps
 
-from ostinato.errors import InputError
-
 from .arrays import Channels, to_numpy, to_rgb
 from .refuse import refuse
 from .resize import check_ratio, check_size
@@ -160,13 +158,11 @@ def _identify(data: bytes) -> ImageFile.ImageFile:
         except ImportError:
             continue
         factory, accept = Image.OPEN[name]
-        if accept is None or accept(data[:16]) is not True:
-            continue
-        stream.seek(0)
         try:
+            if accept is None or accept(data[:16]) is not True:
+                continue
+            stream.seek(0)
             return factory(stream, "")
-        except InputError:
-            raise
         except Exception as error:  # a parser may fail with anything on hostile bytes
             raise refuse("broken-image", f"{name} header: {_reason(error)}") from error
     raise refuse(
