@@ -1,0 +1,1 @@
+"""Fused tensor operators, each beside its reference; no operator exists yet."""

@@ -1,0 +1,1 @@
+"""Vision encoders: layout, packing and models; empty so far."""

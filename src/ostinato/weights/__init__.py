@@ -1,0 +1,1 @@
+"""Checkpoint files to named tensors; empty so far."""
