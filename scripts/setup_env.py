@@ -18,6 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+if sys.version_info < (3, 11):  # noqa: UP036  (runs before anything checks requires-python)
+    raise SystemExit(f"setup: Python 3.11 or newer is needed, this is {sys.version}")
+
 if TYPE_CHECKING:
     from ostinato.cli.nvidia import Gpu
 
@@ -98,8 +101,6 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     options = parser.parse_args()
-    if sys.version_info < (3, 11):
-        raise SystemExit(f"setup: Python 3.11 or newer is needed, this is {sys.version}")
     gpu = nvidia.find_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"))
     constraints = pick_constraints(options.device, gpu)
     stamp, wanted = options.venv / STAMP, fingerprint(constraints)

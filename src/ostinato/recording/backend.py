@@ -34,7 +34,7 @@ class Recorded(Protocol):
 
     @property
     def bytes_held(self) -> int:
-        """Bytes that belong to this recording alone: executables, temporaries outside a shared pool."""
+        """Bytes that belong to this recording alone: executables, temporaries outside a pool."""
 
     def replay(self) -> None: ...
 
