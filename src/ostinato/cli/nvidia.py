@@ -61,7 +61,7 @@ def find_gpu(
         name, driver = (part.strip() for part in first_line.rsplit(",", 1))
         return Gpu(name, driver)
     if proc_version.exists():
-        match = re.search(r"Kernel Module\D*([\d.]+)", proc_version.read_text())
+        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", proc_version.read_text())
         return Gpu("NVIDIA GPU", match.group(1) if match else None)
     return None
 
