@@ -1,7 +1,7 @@
 """What a recording backend does: warm up, record, replay, free, count its bytes.
 
 A backend records a *body*: a callable without arguments and without result that reads static inputs
-and, as its last operations, copies its results into static outputs. Both live in ordinary memory
+and, as its last operations, copies its results into static results. Both live in ordinary memory
 and belong to the caller; a backend owns temporaries and what it needs to replay, nothing else.
 Keys, gates, budgets and routes are other files' business.
 """
@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import torch
 
 Body = Callable[[], Any]
-"""Reads static inputs, writes static outputs. Its result is ignored."""
+"""Reads static inputs, writes static results. What it returns is ignored."""
 
 
 class Recorded(Protocol):
     """One recorded body, or the pieces of one.
 
     ``replay()`` enqueues the recorded work on the current stream of the calling thread and does not
-    wait. Two replays of one lane must never be in flight together; the lane sees to that.
+    wait. Two replays of one lane must never be in flight together; ``Backend.join`` sees to that.
     """
 
     @property
@@ -34,7 +34,7 @@ class Recorded(Protocol):
 
     @property
     def bytes_held(self) -> int:
-        """Bytes that belong to this recording alone: executables, temporaries outside a pool."""
+        """Bytes of this recording alone: executables, temporaries outside a shared pool."""
 
     def replay(self) -> None: ...
 
@@ -42,17 +42,11 @@ class Recorded(Protocol):
         """Release everything; a later ``replay()`` is an error. Calling it twice is allowed."""
 
 
-class Backend(Protocol):
-    """Warms up and records bodies on one lane of one device.
+class Pool(Protocol):
+    """The memory that the temporaries of one generation's recordings share."""
 
-    All methods but ``bytes_held`` are called on the lane's own recording thread.
-    """
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def warm_up(self, body: Body) -> None:
-        """Run the body once, for real, where it will be recorded (stream, pool, thread)."""
+    def warm_up(self, body: Body) -> Any:
+        """Run the body for real where it will be recorded; returns what the body returns."""
 
     def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> Recorded:
         """Record the body without keeping any effect of it.
@@ -63,6 +57,37 @@ class Backend(Protocol):
         """
 
     def bytes_held(self) -> int:
-        """Bytes shared by this lane's recordings (pool segments, each counted once)."""
+        """Bytes of the pool's segments, each counted once."""
+
+    def close(self) -> None:
+        """Give the memory back; every recording of the pool has been freed before."""
+
+
+class Backend(Protocol):
+    """Records on one lane of one device.
+
+    ``attach``, ``open_pool`` and everything of a pool run on the lane's own thread; ``join``,
+    ``fence`` and ``wait`` run on any thread.
+    """
+
+    name: str
+    device: torch.device
+
+    def attach(self) -> None:
+        """Prepare the calling thread, which stays alive, for all recordings of this lane."""
+
+    def open_pool(self) -> Pool: ...
+
+    def join(self) -> None:
+        """Order the caller's current stream after the lane's last replay, wherever that ran."""
+
+    def fence(self) -> Any:
+        """A point in the caller's current stream for ``wait``."""
+
+    def wait(self, fence: Any) -> None:
+        """Order the caller's current stream after a fence; the host does not wait."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until the current stream is idle."""
 
     def close(self) -> None: ...

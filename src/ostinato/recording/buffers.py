@@ -1,0 +1,153 @@
+"""Static inputs in ordinary memory, and how a call's tensors get into them.
+
+A recording reads these addresses for as long as it lives; they are never grown or moved. Static
+results and the ownership of what a caller gets are in ``results.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ostinato.recording.ladder import Axis, Grows
+from ostinato.recording.spec import TensorSpec
+from ostinato.recording.upload import Upload
+
+Growth = Mapping[int, Grows]
+"""Dimension -> how it grows."""
+
+Sizes = Mapping[Axis, int]
+"""How large each axis is in one call, or in one rung."""
+
+
+def is_dense(spec: TensorSpec) -> bool:
+    """True when the elements fill their span without holes or overlaps."""
+    return spec.span == spec.shape.numel()
+
+
+def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The whole span of a tensor as one dimension: also what lies between its elements."""
+    return tensor.as_strided((spec.span,), (1,), tensor.storage_offset())
+
+
+class StaticInputs:
+    """The static tensors of one recording and the copies that fill them.
+
+    ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's tensor
+    is the static one. Inputs in ``uploads`` arrive on the host and travel together in one upload.
+    ``growth`` says, per input, which dimensions a call may leave partly unused.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        device: torch.device,
+        *,
+        in_place: Mapping[int, torch.Tensor],
+        uploads: Sequence[int],
+        growth: Mapping[int, Growth],
+    ) -> None:
+        self.specs = tuple(specs)
+        self._growth = dict(growth)
+        self._upload = Upload([specs[i] for i in uploads], device) if uploads else None
+        self._uploads = tuple(uploads)
+        uploaded = self._upload.tensors if self._upload is not None else []
+        special = {**in_place, **dict(zip(uploads, uploaded, strict=True))}
+        self.tensors = [
+            special[i] if i in special else _make(spec, device) for i, spec in enumerate(specs)
+        ]
+        self._copied = [i for i in range(len(specs)) if i not in special]
+        self._filled: dict[tuple[int, int], int] = {}
+        self._plan()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the static tensors that this recording owns."""
+        own = sum(self.specs[i].num_bytes for i in self._copied)
+        return own + (self._upload.num_bytes if self._upload is not None else 0)
+
+    def _plan(self) -> None:
+        """Group the plain copies by dtype: one launch for a group instead of one for each input."""
+        groups: dict[torch.dtype, list[int]] = {}
+        self._grown = [i for i in self._copied if self._growth.get(i)]
+        self._odd = []
+        for i in self._copied:
+            if not is_dense(self.specs[i]):
+                self._odd.append(i)
+            elif i not in self._grown:
+                groups.setdefault(self.specs[i].dtype, []).append(i)
+        self._groups = [(which, [self.tensors[i] for i in which]) for which in groups.values()]
+
+    def load(self, inputs: Sequence[torch.Tensor], sizes: Sizes | None = None) -> None:
+        """Enqueue the copies of one call's inputs on the current stream; nothing is waited for.
+
+        ``sizes`` are the rung's own, for inputs that grow: they give the values of padding offsets.
+        """
+        for which, static in self._groups:
+            if len(which) == 1:
+                static[0].copy_(inputs[which[0]], non_blocking=True)
+            else:
+                torch._foreach_copy_(static, [inputs[i] for i in which], non_blocking=True)
+        for i in self._odd:
+            flat(self.tensors[i], self.specs[i]).copy_(flat(inputs[i], self.specs[i]))
+        for i in self._grown:
+            self._load_grown(i, inputs[i], sizes or {})
+        if self._upload is not None:
+            self._upload.send([self._padded_on_host(i, inputs[i], sizes) for i in self._uploads])
+
+    def _load_grown(self, i: int, given: torch.Tensor, sizes: Sizes) -> None:
+        """Copy the given part and fill what the last call left beyond it."""
+        static = self.tensors[i]
+        real = static
+        for dim in self._growth[i]:
+            real = real.narrow(dim, 0, given.shape[dim])
+        real.copy_(given, non_blocking=True)
+        for dim, grows in self._growth[i].items():
+            used, last = given.shape[dim], self._filled.get((i, dim), static.shape[dim])
+            if used < last or len(self._growth[i]) > 1:
+                end = last if len(self._growth[i]) == 1 else static.shape[dim]
+                static.narrow(dim, used, end - used).fill_(fill_value(grows, sizes))
+            self._filled[i, dim] = used
+
+    def _padded_on_host(
+        self, i: int, given: torch.Tensor, sizes: Sizes | None
+    ) -> torch.Tensor:
+        growth = self._growth.get(i)
+        return pad(given, growth, self.specs[i].shape, sizes or {}) if growth else given
+
+    def poison(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Fill what ``inputs`` leave unused of every floating static input with NaN."""
+        for i in self._grown:
+            static = self.tensors[i]
+            if static.dtype.is_floating_point:
+                for dim in self._growth[i]:
+                    used = inputs[i].shape[dim]
+                    static.narrow(dim, used, static.shape[dim] - used).fill_(float("nan"))
+                    self._filled.pop((i, dim), None)
+
+
+def fill_value(grows: Grows, sizes: Sizes) -> float:
+    """What padding of this dimension holds in a rung of these sizes."""
+    return sizes[grows.fill] if isinstance(grows.fill, Axis) else grows.fill
+
+
+def pad(
+    given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes
+) -> torch.Tensor:
+    """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill behind it."""
+    padded = given.new_empty(tuple(shape))
+    real = padded
+    for dim, grows in growth.items():
+        used = given.shape[dim]
+        padded.narrow(dim, used, shape[dim] - used).fill_(fill_value(grows, sizes))
+        real = real.narrow(dim, 0, used)
+    real.copy_(given)
+    return padded
+
+
+def _make(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """A static tensor: defined contents (zero), and the spec's own requires-grad."""
+    tensor = spec.empty(device)
+    flat(tensor, spec).zero_()
+    return tensor.requires_grad_() if spec.requires_grad else tensor

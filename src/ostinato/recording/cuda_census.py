@@ -1,0 +1,119 @@
+"""Counting: nodes of a graph, kernels of a direct call, bytes of an executable.
+
+Kernels of a direct call are counted by CUPTI's callback interface, for the calling thread alone. Where another
+profiler holds CUPTI the count is ``None`` and the gate's comparison of results stands alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+FALLBACK_BYTES_PER_NODE = 2048
+_MEASURED_NODES = 2000
+
+
+class GraphCensus(NamedTuple):
+    num_nodes: int
+    num_kernels: int
+    forbidden: str
+    """Names of node kinds that must not be replayed; empty when there are none."""
+
+
+def of_graph(raw_graph: int) -> GraphCensus:
+    """Walk the nodes of a ``cudaGraph_t``."""
+    from cuda.bindings import runtime
+
+    kinds = runtime.cudaGraphNodeType
+    forbidden = {
+        kinds.cudaGraphNodeTypeHost: "a host callback",
+        kinds.cudaGraphNodeTypeMemAlloc: "a driver allocation",
+        kinds.cudaGraphNodeTypeMemFree: "a driver free",
+    }
+    num_nodes = _checked(runtime.cudaGraphGetNodes(raw_graph, 0))[-1]
+    if num_nodes == 0:
+        return GraphCensus(0, 0, "")
+    nodes = _checked(runtime.cudaGraphGetNodes(raw_graph, num_nodes))[0]
+    found = [_checked(runtime.cudaGraphNodeGetType(node))[0] for node in nodes]
+    bad = sorted({forbidden[kind] for kind in found if kind in forbidden})
+    return GraphCensus(num_nodes, found.count(kinds.cudaGraphNodeTypeKernel), ", ".join(bad))
+
+
+def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    if int(answer[0]) != 0:
+        raise RuntimeError(f"CUDA answered {answer[0]}")
+    return answer[1:]
+
+
+@cache
+def bytes_per_node(device: torch.device) -> int:
+    """Driver memory of one node of an executable graph, measured once on this device."""
+    value = torch.zeros(8, device=device)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    value.add_(1)
+    torch.cuda.current_stream(device).synchronize()
+    graph.capture_begin(capture_error_mode="thread_local")
+    for _ in range(_MEASURED_NODES):
+        value.add_(1)
+    graph.capture_end()
+    before = torch.cuda.mem_get_info(device)[0]
+    graph.instantiate()
+    graph.replay()
+    torch.cuda.current_stream(device).synchronize()
+    used = before - torch.cuda.mem_get_info(device)[0]
+    graph.reset()
+    measured = used // _MEASURED_NODES
+    return measured if 256 <= measured <= 32768 else FALLBACK_BYTES_PER_NODE
+
+
+_DRIVER_API = 1  # CUPTI_CB_DOMAIN_DRIVER_API
+_LAUNCHES = (307, 442, 652, 653)  # cuLaunchKernel, _ptsz, cuLaunchKernelEx, _ptsz
+_ENTER = 0
+_Callback = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int)
+)
+
+
+@cache
+def _cupti() -> ctypes.CDLL | None:
+    for name in ("libcupti.so.13", "libcupti.so.12", "libcupti.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+_subscribing = threading.Lock()
+
+
+def count_kernels(call: Callable[[], Any]) -> int | None:
+    """Run ``call`` and count the kernels that this thread launched in it, on any stream."""
+    library = _cupti()
+    if library is None:
+        call()
+        return None
+    thread, counted = threading.get_ident(), [0]
+
+    def on_launch(_user: Any, _domain: int, _which: int, data: Any) -> None:
+        if data[0] == _ENTER and threading.get_ident() == thread:
+            counted[0] += 1
+
+    callback = _Callback(on_launch)
+    subscriber = ctypes.c_void_p()
+    with _subscribing:
+        if library.cuptiSubscribe(ctypes.byref(subscriber), callback, None) != 0:
+            call()
+            return None
+        try:
+            for which in _LAUNCHES:
+                library.cuptiEnableCallback(1, subscriber, _DRIVER_API, which)
+            call()
+        finally:
+            library.cuptiUnsubscribe(subscriber)
+    return counted[0]

@@ -1,0 +1,81 @@
+"""Which Python-level torch calls break a rule although a dispatch mode never sees them.
+
+Yields like ``operator_rules``: it never raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ostinato.recording.operator_rules import Breach
+
+_T = torch.Tensor
+
+
+def _property(name: str, access: str) -> Any:
+    return getattr(getattr(_T, name), access)
+
+
+_ALWAYS: dict[Any, Breach] = {
+    _T.tolist: ("host-read", "tolist()"),
+    _T.numpy: ("host-read", "numpy()"),
+    _T.__array__: ("host-read", "conversion to a numpy array"),
+    _T.cpu: ("host-read", "cpu()"),
+    _T.__reduce_ex__: ("host-read", "pickling a tensor"),
+    _T.__repr__: ("print", "repr() of a tensor"),
+    _T.__format__: ("print", "formatting a tensor"),
+    _T.data_ptr: ("address", "data_ptr()"),
+    _property("__cuda_array_interface__", "__get__"): ("address", "__cuda_array_interface__"),
+    _T.__dlpack__: ("export", "__dlpack__()"),
+    _T.pin_memory: ("host-memory", "pin_memory()"),
+    _property("data", "__set__"): ("rebind", "assigning to tensor.data"),
+    _T.new_tensor: ("baked-data", "new_tensor()"),
+    torch.tensor: ("baked-data", "torch.tensor()"),
+}
+_CONVERTERS = {torch.as_tensor: "torch.as_tensor()", torch.asarray: "torch.asarray()"}
+_MOVES = {_T.to: "to()", _T.cuda: "cuda()"}
+
+
+def function_breach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Breach | None:
+    """The breach of one call of a torch function, or ``None``."""
+    try:
+        if func in _ALWAYS:
+            return _ALWAYS[func]
+    except TypeError:
+        return None
+    if func in _CONVERTERS and not isinstance(args[0] if args else None, torch.Tensor):
+        return "baked-data", _CONVERTERS[func]
+    if func in _MOVES:
+        return _move_breach(func, args, kwargs)
+    return None
+
+
+def sets_python_number(func: Any, args: tuple[Any, ...]) -> bool:
+    """True for ``tensor[...] = number``: the number is baked like any other Python number."""
+    return func is _T.__setitem__ and isinstance(args[2], (bool, int, float, complex))
+
+
+def _move_breach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Breach | None:
+    source = args[0].device
+    target = _target_device(func, args[1:], kwargs)
+    if target is None or target.type == source.type:
+        return None
+    return "device-move", f"{_MOVES[func]} from {source} to {target}"
+
+
+def _target_device(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.device | None:
+    if func is _T.cuda:
+        return torch.device("cuda")
+    for value in (*args[:1], kwargs.get("device"), kwargs.get("other")):
+        if isinstance(value, torch.device):
+            return value
+        if isinstance(value, torch.Tensor):
+            return value.device
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            return torch.device(value)
+    return None

@@ -1,0 +1,135 @@
+"""What makes two calls the same: a closed, frozen, printable key.
+
+Two calls with equal keys run the same operations on tensors of the same description. Everything that can
+change the recorded work is a field; nothing is keyed by ``id()`` and an argument of unknown type is
+an error (see ``tree.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ostinato.recording import tree
+from ostinato.recording.spec import TensorSpec
+
+
+class Key(NamedTuple):
+    """The whole key of one call.
+
+    ``modes`` are the numeric switches of ``numeric_modes``; ``generation`` counts changes of the
+    weights, of training flags and hooks, and of the operators' verdicts; ``addresses`` are those of
+    the inputs that a region reads in place.
+    """
+
+    structure: tree.Structure
+    specs: tuple[TensorSpec, ...]
+    modes: tuple[Hashable, ...]
+    generation: Hashable = 0
+    addresses: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        modes = ", ".join(
+            f"{name}={value}"
+            for name, value in zip(MODE_NAMES, self.modes, strict=True)
+            if value not in (False, None)
+        )
+        specs = ", ".join(map(str, self.specs))
+        return (
+            f"[{specs}] in {tree.describe(self.structure)}; {modes}; generation {self.generation}"
+        )
+
+
+def call_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tree.Structure, list[torch.Tensor]]:
+    """The structure and the tensors of one call's arguments, in order.
+
+    Raises ``UnkeyableArgument`` for an argument without an exact place in a key.
+    """
+    tensors: list[torch.Tensor] = []
+    positional = tuple([tree.flatten(a, tensors) for a in args])
+    if not kwargs:
+        return (positional, ()), tensors
+    named = tuple([(k, tree.flatten(v, tensors, f"argument {k!r}")) for k, v in kwargs.items()])
+    return (positional, named), tensors
+
+
+_C = torch._C
+
+MODE_NAMES = (
+    "inference_mode",
+    "grad_mode",
+    "autocast",
+    "autocast_dtype",
+    "default_dtype",
+    "float32_matmul",
+    "float32_convolution",
+    "float32_matmul_cpu",
+    "fp16_reduced_precision_reduction",
+    "bf16_reduced_precision_reduction",
+    "fp16_accumulation",
+    "cudnn_enabled",
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "deterministic",
+    "deterministic_warn_only",
+    "fill_uninitialized",
+    "sdp_flash",
+    "sdp_mem_efficient",
+    "sdp_math",
+    "sdp_cudnn",
+    "sdp_math_reduction",
+    "blas",
+)
+
+
+def _switch(name: str, *args: str) -> Callable[[], Hashable]:
+    """A getter of a private switch, or of the constant ``None`` where this torch has none."""
+    getter = getattr(_C, name, None)
+    if getter is None:
+        return lambda: None
+    return partial(getter, *args)
+
+
+@cache
+def _switches() -> tuple[Callable[[], Hashable], ...]:
+    names = (
+        "_get_cublas_allow_fp16_reduced_precision_reduction",
+        "_get_cublas_allow_bf16_reduced_precision_reduction",
+        "_get_cublas_allow_fp16_accumulation",
+        "_get_cudnn_enabled",
+        "_get_cudnn_benchmark",
+        "_get_cudnn_deterministic",
+        "_get_deterministic_algorithms",
+        "_get_deterministic_algorithms_warn_only",
+        "_get_deterministic_fill_uninitialized_memory",
+        "_get_flash_sdp_enabled",
+        "_get_mem_efficient_sdp_enabled",
+        "_get_math_sdp_enabled",
+        "_get_cudnn_sdp_enabled",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_get_blas_preferred_backend",
+    )
+    precision = (("cuda", "matmul"), ("cuda", "conv"), ("mkldnn", "matmul"))
+    return (
+        # the getters of the older switches raise once the newer ones were used; these never do
+        *[_switch("_get_fp32_precision_getter", *which) for which in precision],
+        *map(_switch, names),
+    )
+
+
+def numeric_modes(device_type: str) -> tuple[Hashable, ...]:
+    """The thread's and the process's switches that change what a call computes (``MODE_NAMES``)."""
+    autocast = torch.is_autocast_enabled(device_type)
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(),
+        autocast,
+        torch.get_autocast_dtype(device_type) if autocast else None,
+        torch.get_default_dtype(),
+        *[switch() for switch in _switches()],
+    )

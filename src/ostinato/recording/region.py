@@ -1,0 +1,84 @@
+"""What a runner serves: a callable and what its caller knows about its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ostinato.errors import ConfigError
+from ostinato.recording.ladder import Axis, Grows
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of one call."""
+
+GateInputs = Iterable[Call] | Callable[[Mapping[str, int]], Iterable[Call]]
+"""Further calls to check a recording with, or a function from a rung's sizes (by axis name) to such."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A callable with a description of its inputs. Inputs are numbered as tensors in flattened order.
+
+    ``grows``: input -> dimension -> how it grows. ``uploads``: inputs that arrive on the host and travel
+    in one upload. ``in_place``: inputs that are read where they are (their address is part of the
+    key). ``writes``: inputs that the callable writes to; they are written back. ``state``: tensors
+    that it writes to and that warm-up and gate must not spoil: then ``gate_inputs`` must point to scratch.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    grows: Mapping[int, Mapping[int, Grows]] = field(default_factory=dict)
+    uploads: frozenset[int] = frozenset()
+    in_place: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    state: Sequence[torch.Tensor] = ()
+    gate_inputs: GateInputs | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"region {self.name!r}: fn is {self.fn!r}; expected a callable")
+        if self.state and self.gate_inputs is None:
+            raise ConfigError(
+                f"region {self.name!r} declares state but no gate_inputs; expected calls that write "
+                "to scratch which nobody owns, for warm-up and gate"
+            )
+        for name, some in (("uploads", self.uploads), ("writes", self.writes)):
+            both = some & self.in_place
+            if both:
+                raise ConfigError(f"region {self.name!r}: inputs {sorted(both)} in {name} and in_place")
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Every axis that something grows with, in order of first mention."""
+        seen: dict[Axis, None] = {}
+        for growth in self.grows.values():
+            for grows in growth.values():
+                seen[grows.axis] = None
+        return tuple(seen)
+
+    def gate_calls(self, sizes: Mapping[str, int]) -> list[Call]:
+        """The caller's own inputs for the gate of a recording of these sizes."""
+        if self.gate_inputs is None:
+            return []
+        given = self.gate_inputs(sizes) if callable(self.gate_inputs) else self.gate_inputs
+        return list(given)
+
+    def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[Axis, int]:
+        """How large each axis is in a call; raises ``ConfigError`` where inputs disagree."""
+        sizes: dict[Axis, int] = {}
+        for i, growth in self.grows.items():
+            if i >= len(tensors):
+                raise ConfigError(
+                    f"region {self.name!r}: input {i} grows, but the call has {len(tensors)} tensors"
+                )
+            for dim, grows in growth.items():
+                size = grows.axis_size(tensors[i].shape[dim])
+                if sizes.setdefault(grows.axis, size) != size:
+                    raise ConfigError(
+                        f"region {self.name!r}: axis {grows.axis.name!r} is {sizes[grows.axis]} and, by "
+                        f"input {i}, {size}"
+                    )
+        return sizes

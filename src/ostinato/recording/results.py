@@ -1,0 +1,204 @@
+"""Static results, and what a caller gets from them.
+
+The last recorded operations copy a call's results into static results in ordinary memory. What a
+caller gets is a copy of those in the memory of its own current stream, with the relations the direct
+call has: a result that is an input, a parameter or a view of another result comes back as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ostinato.errors import RecordingRefused
+from ostinato.recording import tree
+from ostinato.recording.buffers import is_dense
+from ostinato.recording.spec import TensorSpec
+
+Lengths = Mapping[int, int]
+"""Dimension -> how many of its elements belong to the call."""
+
+
+class _View(NamedTuple):
+    """A result that lies in memory of ``source``: an input's index, or a group's."""
+
+    source: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int  # elements from the source's first one
+
+
+class _Group:
+    """Results that share one storage, and the static tensor that holds them."""
+
+    def __init__(self, members: Sequence[torch.Tensor]) -> None:
+        specs = [TensorSpec.of(t) for t in members]
+        self.start = min(t.storage_offset() for t in members)
+        end = max(t.storage_offset() + s.span for t, s in zip(members, specs, strict=True))
+        if len({t.dtype for t in members}) > 1:
+            raise RecordingRefused(
+                f"results share memory under different dtypes ({sorted(str(t.dtype) for t in members)})",
+                rule="result-alias",
+                fix="return a clone of one of them",
+            )
+        self.is_plain = len(members) == 1 and is_dense(specs[0])
+        first = members[0]
+        if self.is_plain:
+            self.static = specs[0]._replace(is_aligned=True).empty(first.device)
+        else:
+            self.static = torch.empty(end - self.start, dtype=first.dtype, device=first.device)
+
+    def store(self, member: torch.Tensor) -> None:
+        """Copy a new result (of the recorded shape) into the static tensor."""
+        if self.is_plain:
+            self.static.copy_(member)
+        else:
+            length = self.static.shape[0]
+            self.static.copy_(member.as_strided((length,), (1,), self.start))
+
+
+class Results:
+    """The static results of one recording, laid out like one direct call's result.
+
+    Made from that result (``example``), the static inputs it was computed from, and the tensors that
+    exist outside (parameters, buffers). ``store`` is recorded; ``hand_out`` and ``borrow`` are not.
+    """
+
+    def __init__(
+        self,
+        example: Any,
+        inputs: Sequence[torch.Tensor],
+        outside: Sequence[torch.Tensor],
+    ) -> None:
+        leaves: list[torch.Tensor] = []
+        self.structure = tree.flatten(example, leaves, "result")
+        self._rebuild = tree.rebuilder(example)
+        self._places: list[_View | int | torch.Tensor] = []
+        self._groups: list[_Group] = []
+        self._classify(leaves, inputs, outside)
+        self.specs = [TensorSpec.of(t) for t in leaves]
+        self.is_one = len(leaves) == 1 and self._places == [0] and self._groups[0].is_plain
+
+    def _classify(
+        self,
+        leaves: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        outside: Sequence[torch.Tensor],
+    ) -> None:
+        by_input = {_storage(t): i for i, t in reversed(list(enumerate(inputs)))}
+        by_outside = {_storage(t) for t in outside}
+        shared: dict[int, list[torch.Tensor]] = {}
+        for leaf in leaves:
+            shared.setdefault(_storage(leaf), []).append(leaf)
+        made: dict[int, int] = {}
+        for leaf in leaves:
+            key = _storage(leaf)
+            if key in by_input and key:
+                i = by_input[key]
+                self._places.append(_view(i, leaf, inputs[i].storage_offset()))
+            elif key in by_outside and key:
+                self._places.append(leaf)
+            else:
+                at = made.setdefault(key, len(self._groups)) if key else len(self._groups)
+                if at == len(self._groups):
+                    self._groups.append(_Group(shared[key] if key else [leaf]))
+                group = self._groups[at]
+                self._places.append(at if group.is_plain else _view(~at, leaf, group.start))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(g.static.numel() * g.static.element_size() for g in self._groups)
+
+    @property
+    def statics(self) -> list[torch.Tensor]:
+        """The static tensors, one for each group of results that share memory."""
+        return [g.static for g in self._groups]
+
+    def store(self, value: Any) -> None:
+        """Copy a result of the recorded callable into the static results.
+
+        Raises ``RecordingRefused`` when the result is not laid out like the example: another
+        structure, other Python values, other shapes or strides.
+        """
+        leaves: list[torch.Tensor] = []
+        structure = tree.flatten(value, leaves, "result")
+        if structure != self.structure:
+            raise RecordingRefused(
+                f"the Python values or the structure of the result change from call to call: "
+                f"{tree.describe(self.structure)} became {tree.describe(structure)}",
+                rule="result-value",
+                fix="return tensors, or values that do not change",
+            )
+        done: set[int] = set()
+        for place, leaf, spec in zip(self._places, leaves, self.specs, strict=True):
+            if leaf.shape != spec.shape or leaf.stride() != spec.stride:
+                raise RecordingRefused(
+                    f"a result's layout changed from {spec} to {TensorSpec.of(leaf)}",
+                    rule="result-value",
+                )
+            at = place if isinstance(place, int) else None
+            if isinstance(place, _View) and place.source < 0:
+                at = ~place.source
+            if at is not None and at not in done:
+                self._groups[at].store(leaf)
+                done.add(at)
+
+    def hand_out(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The caller's own result: copies in memory of the current stream, aliases of ``inputs``."""
+        if self.is_one:
+            return self._rebuild((self._groups[0].static.clone(),))
+        return self._build([g.static.clone() for g in self._groups], inputs)
+
+    def borrow(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The static results themselves: valid until the next replay of this recording."""
+        return self._build(self.statics, inputs)
+
+    def cut(self, inputs: Sequence[torch.Tensor], lengths: Sequence[Lengths]) -> Any:
+        """Like ``hand_out``, but only the part of each result that belongs to the call."""
+        leaves = []
+        for static, length in zip(self.leaves(inputs), lengths, strict=True):
+            part = static
+            for dim, n in length.items():
+                part = part.narrow(dim, 0, n)
+            leaves.append(part.clone(memory_format=torch.contiguous_format) if length else part.clone())
+        return self._rebuild(leaves)
+
+    def leaves(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The static results as flat list in the order of the structure; aliases resolved."""
+        return self._leaves(self.statics, inputs)
+
+    def _build(self, groups: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+        return self._rebuild(self._leaves(groups, inputs))
+
+    def _leaves(
+        self, groups: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        leaves = []
+        for place in self._places:
+            if isinstance(place, int):
+                leaves.append(groups[place])
+            elif isinstance(place, torch.Tensor):
+                leaves.append(place)
+            elif place.source < 0:
+                leaves.append(groups[~place.source].as_strided(place.shape, place.stride, place.offset))
+            else:
+                leaves.append(_alias(inputs[place.source], place))
+        return leaves
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Identity of a tensor's memory; 0 for tensors without any."""
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+
+
+def _view(source: int, leaf: torch.Tensor, start: int) -> _View:
+    return _View(source, leaf.shape, leaf.stride(), leaf.storage_offset() - start)
+
+
+def _alias(given: torch.Tensor, place: _View) -> torch.Tensor:
+    if given.shape == place.shape and given.stride() == place.stride and place.offset == 0:
+        return given
+    return given.as_strided(place.shape, place.stride, given.storage_offset() + place.offset)
+

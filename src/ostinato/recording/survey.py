@@ -1,0 +1,200 @@
+"""Everything outside its arguments that a callable's code can read: the slots a recording depends on.
+
+A walk from the callable through modules, closures, named globals, attributes and small containers.
+An attribute or a global counts only when reachable code can name it; where code asks for attributes by computed
+names, all of them count. Libraries (torch, numpy, the standard library) are not entered, except for
+the code of ``torch.nn`` layers, whose attributes are part of a model.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+MAX_CONTAINER_ITEMS = 4096
+MAX_SLOTS = 200_000
+
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "builtins"}
+_DYNAMIC_NAMES = {"getattr", "vars", "__dict__", "__getattribute__"}
+_MODULE_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training"}
+_HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks")
+_SKIPPED_METHODS = {"__init__", "__new__", "__repr__", "__del__", "__init_subclass__", "__str__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place a value is read from: ``owner[name]``, or a cell's contents (``name`` is None)."""
+
+    label: str
+    owner: Any
+    name: Any
+    value: Any
+
+
+@dataclass
+class Survey:
+    """The slots of one callable, and the tensors in them (each once, in order of discovery)."""
+
+    slots: list[Slot] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    hook_dicts: list[dict[Any, Any]] = field(default_factory=list)
+
+
+def survey(fn: Callable[..., Any]) -> Survey:
+    """Walk from ``fn``; see the module's docstring for what counts."""
+    walker = _Walker()
+    walker.visit(fn, "fn")
+    walker.run()
+    return walker.result
+
+
+class _Walker:
+    def __init__(self) -> None:
+        self.result = Survey()
+        self._seen: set[int] = set()
+        self._alive: list[Any] = []  # what _seen refers to must not be freed during the walk
+        self._queue: list[tuple[Any, str]] = []
+        self._names: set[str] = {"forward"}
+        self._waiting: dict[str, list[tuple[Any, str]]] = {}
+        self._is_dynamic = False
+        self._classes: set[type] = {torch.nn.Module, object}
+
+    def visit(self, value: Any, label: str) -> None:
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._alive.append(value)
+            self._queue.append((value, label))
+
+    def run(self) -> None:
+        while self._queue and len(self.result.slots) < MAX_SLOTS:
+            self._expand(*self._queue.pop())
+
+    def _expand(self, value: Any, label: str) -> None:
+        if isinstance(value, torch.Tensor):
+            self.result.tensors.append(value)
+        elif isinstance(value, torch.nn.Module):
+            self._module(value, label)
+        elif isinstance(value, types.FunctionType):
+            self._function(value, label)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__func__, label)
+            self.visit(value.__self__, f"{label}.__self__")
+        elif isinstance(value, functools.partial):
+            for part, name in ((value.func, "func"), (value.args, "args"), (value.keywords, "kw")):
+                self.visit(part, f"{label}.{name}")
+        elif isinstance(value, property):
+            self.visit(value.fget, label)
+        elif isinstance(value, (classmethod, staticmethod)):
+            self.visit(value.__func__, label)
+        elif isinstance(value, (dict, list, tuple, set, frozenset)):
+            self._container(value, label)
+        elif isinstance(value, types.ModuleType):
+            if not _is_library(value.__name__):
+                self._named(vars(value), label)
+        elif isinstance(value, type):
+            self._class(value, label)
+        elif callable(getattr(value, "__wrapped__", None)):  # functools.cache and its like
+            self.visit(value.__wrapped__, label)
+        elif hasattr(value, "__dict__") and not _is_library(type(value).__module__):
+            self._named(vars(value), label)
+            self._class(type(value), f"type({label})")
+
+    def _module(self, module: torch.nn.Module, label: str) -> None:
+        for part in (module._parameters, module._buffers, module._modules):
+            for name, value in part.items():
+                self._slot(part, name, value, f"{label}.{name}")
+        for name in _HOOK_DICTS:
+            hooks: dict[Any, Any] = module.__dict__[name]
+            self.result.hook_dicts.append(hooks)
+            for key, hook in hooks.items():
+                self._slot(hooks, key, hook, f"{label}.{name}[{key}]")
+        self._named(module.__dict__, label, skipped=_MODULE_MACHINERY)
+        self._class(type(module), f"type({label})")
+
+    def _class(self, cls: type, label: str) -> None:
+        for base in cls.__mro__:
+            if base in self._classes:
+                continue
+            self._classes.add(base)
+            if base.__module__.startswith("torch.nn.modules") or not _is_library(base.__module__):
+                self._named(base.__dict__, f"{base.__qualname__}", skipped=_SKIPPED_METHODS)
+
+    def _function(self, fn: types.FunctionType, label: str) -> None:
+        self._code(fn.__code__)
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            try:
+                self._slot(cell, None, cell.cell_contents, f"{label}.{name}")
+            except ValueError:  # an empty cell
+                continue
+        for default in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
+            self.visit(default, f"{label} default")
+        if not _is_library(fn.__module__ or ""):
+            names = set(_names_of(fn.__code__))
+            for name in names.intersection(fn.__globals__):
+                self._slot(fn.__globals__, name, fn.__globals__[name], f"{fn.__module__}.{name}")
+
+    def _container(self, value: Any, label: str) -> None:
+        if len(value) > MAX_CONTAINER_ITEMS:
+            return
+        if isinstance(value, dict):
+            for key, item in value.items():
+                self._slot(value, key, item, f"{label}[{key!r}]")
+            return
+        for k, item in enumerate(value):
+            if isinstance(value, list):
+                self._slot(value, k, item, f"{label}[{k}]")
+            else:
+                self.visit(item, f"{label}[{k}]")
+
+    def _named(
+        self,
+        owner: Mapping[str, Any],
+        label: str,
+        *,
+        skipped: frozenset[str] | set[str] = frozenset(),
+    ) -> None:
+        """Slots for the names that code can mention, now or when code that does is found later."""
+        for name, value in list(owner.items()):
+            if name in skipped:
+                continue
+            is_special = name.startswith("__") and isinstance(value, types.FunctionType)
+            if self._is_dynamic or is_special or name in self._names:
+                self._slot(owner, name, value, f"{label}.{name}")
+            else:
+                self._waiting.setdefault(name, []).append((owner, label))
+
+    def _slot(self, owner: Any, name: Any, value: Any, label: str) -> None:
+        self.result.slots.append(Slot(label, owner, name, value))
+        self.visit(value, label)
+
+    def _code(self, code: types.CodeType) -> None:
+        new = {n for n in _names_of(code) if n not in self._names}
+        self._names |= new
+        if new & _DYNAMIC_NAMES and not self._is_dynamic:
+            self._is_dynamic = True
+            new = set(self._waiting)
+        for name in new:
+            for owner, label in self._waiting.pop(name, ()):
+                if name in owner:
+                    self._slot(owner, name, owner[name], f"{label}.{name}")
+
+
+def _names_of(code: types.CodeType) -> Iterator[str]:
+    """Names and string constants of a code object and of the functions defined inside it."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, str):
+            yield const
+        elif isinstance(const, types.CodeType):
+            yield from _names_of(const)
+
+
+def _is_library(module: str) -> bool:
+    root = module.partition(".")[0]
+    return root in _LIBRARIES or module.startswith(("ostinato.recording", "ostinato.state"))

@@ -1,0 +1,76 @@
+"""One upload for everything a call brings from the host.
+
+All host tensors of a call are packed into one pinned slot and travel in one copy. A slot is written again only
+after the event of its last upload, so a copy in flight never reads another call's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ostinato.recording.spec import ALIGNMENT_BYTES, TensorSpec
+
+NUM_SLOTS = 4
+"""Uploads that may be in flight before a caller waits for the oldest."""
+
+
+class Upload:
+    """Device tensors that are views of one buffer, filled by one host-to-device copy.
+
+    ``tensors`` have the given specs, on ``device``. On the CPU the copy is a plain one.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], device: torch.device) -> None:
+        self._is_pinned = device.type == "cuda"
+        starts, end = [], 0
+        for spec in specs:
+            starts.append(end)
+            num_bytes = spec.shape.numel() * spec.dtype.itemsize
+            end += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.num_bytes = max(end, 1)
+        self._target = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
+        self._places = list(zip(specs, starts, strict=True))
+        self.tensors = self._views(self._target)
+        self._slots = [self._slot() for _ in range(NUM_SLOTS if self._is_pinned else 1)]
+        self._next = 0
+
+    def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        views = []
+        for spec, start in self._places:
+            num_bytes = spec.shape.numel() * spec.dtype.itemsize
+            views.append(buffer[start : start + num_bytes].view(spec.dtype).view(spec.shape))
+        return views
+
+    def _slot(self) -> _Slot:
+        buffer = torch.zeros(self.num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
+        return _Slot(buffer, self._views(buffer))
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy host tensors of the specs' shapes to the device, on the current stream."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        slot.wait()
+        for view, tensor in zip(slot.views, tensors, strict=True):
+            view.copy_(tensor)
+        self._target.copy_(slot.buffer, non_blocking=True)
+        if self._is_pinned:
+            slot.mark()
+
+
+class _Slot:
+    def __init__(self, buffer: torch.Tensor, views: list[torch.Tensor]) -> None:
+        self.buffer = buffer
+        self.views = views
+        self._event: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        """Wait until the last upload from this slot has been read; normally it has long been."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def mark(self) -> None:
+        if self._event is None:
+            self._event = torch.cuda.Event()
+        self._event.record()
