@@ -1,1 +1,34 @@
-"""Ostinato removes host launch overhead from multimodal inference."""
+"""Ostinato removes host launch overhead from multimodal inference.
+
+Public names only, loaded at first use: importing the package touches no GPU and no environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ostinato.recording.config import GraphConfig
+    from ostinato.recording.graphed import Graphed, graph
+    from ostinato.recording.routes import route
+
+_HOMES = {
+    "graph": "ostinato.recording.graphed",
+    "Graphed": "ostinato.recording.graphed",
+    "GraphConfig": "ostinato.recording.config",
+    "route": "ostinato.recording.routes",
+}
+
+__all__ = ["GraphConfig", "Graphed", "graph", "route"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ostinato' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,6 +1,6 @@
 """Whether a warm-up or a recording is under way in this context.
 
-One context variable. Operators ask it before they choose a fast path that has not been verified,
+One context variable, and the count of operator verdicts, which is part of every key. Operators ask it before they choose a fast path that has not been verified,
 pieces ask it where to split, and a ``Graphed`` inside another recording asks it to become the plain
 callable. It knows nothing of what is being recorded.
 """
@@ -40,6 +40,20 @@ _activity: ContextVar[Activity | None] = ContextVar("ostinato_activity", default
 
 current = _activity.get
 """The activity of this context, or ``None`` outside of warm-ups and recordings."""
+
+
+class Verdicts:
+    """Counts changes of the operators' verdicts: a new number means that other kernels may run."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def changed(self) -> None:
+        """An operator was verified or refused for a signature; recordings made before are other ones."""
+        self.number += 1
+
+
+verdicts = Verdicts()
 
 
 def is_active() -> bool:

@@ -7,308 +7,38 @@ import inspect
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from ostinato.errors import RecordingRefused
 from ostinato.recording.probe import probe
 from ostinato.recording.rules import RULES
 from tests.mutations import assert_fails_under
-
-Case = Callable[[torch.Tensor], Any]
-REFUSED: list[tuple[str, Case]] = []
-
-
-def refused(rule: str) -> Callable[[Case], Case]:
-    """The line after ``def`` breaks ``rule``."""
-
-    def register(case: Case) -> Case:
-        REFUSED.append((rule, case))
-        return case
-
-    return register
-
-
-@refused("host-scalar")
-def item(x: torch.Tensor) -> Any:
-    return x.sum().item()
-
-
-@refused("host-scalar")
-def branch(x: torch.Tensor) -> Any:
-    if x.sum() > 0:
-        return x
-    return -x
-
-
-@refused("host-scalar")
-def loop(x: torch.Tensor) -> Any:
-    return [x for _ in range(x.argmax())]
-
-
-@refused("host-compare")
-def allclose(x: torch.Tensor) -> Any:
-    return torch.allclose(x, x)
-
-
-@refused("host-scalar")
-def one_hot(x: torch.Tensor) -> Any:
-    return F.one_hot(x.argmax(1))
-
-
-@refused("host-read")
-def to_list(x: torch.Tensor) -> Any:
-    return x.tolist()
-
-
-@refused("host-read")
-def to_list_of_view(x: torch.Tensor) -> Any:
-    return x.t()[1:].tolist()
-
-
-@refused("host-read")
-def numpy(x: torch.Tensor) -> Any:
-    return x.numpy()
-
-
-@refused("host-read")
-def asarray(x: torch.Tensor) -> Any:
-    return np.asarray(x)
-
-
-@refused("host-read")
-def cpu(x: torch.Tensor) -> Any:
-    return x.cpu()
-
-
-@refused("host-compare")
-def equal(x: torch.Tensor) -> Any:
-    return torch.equal(x, x)
-
-
-@refused("print")
-def representation(x: torch.Tensor) -> Any:
-    return repr(x)
-
-
-@refused("print")
-def string(x: torch.Tensor) -> Any:
-    return str(x + 1)
-
-
-@refused("print")
-def formatted(x: torch.Tensor) -> Any:
-    return f"{x.sum():.3f}"
-
-
-@refused("address")
-def address(x: torch.Tensor) -> Any:
-    return x.data_ptr()
-
-
-@refused("export")
-def dlpack(x: torch.Tensor) -> Any:
-    return x.__dlpack__()
-
-
-@refused("export")
-def to_dlpack(x: torch.Tensor) -> Any:
-    return torch.utils.dlpack.to_dlpack(x)
-
-
-@refused("device-move")
-def move(x: torch.Tensor) -> Any:
-    return x.to("meta")
-
-
-@refused("device-move")
-def move_by_keyword(x: torch.Tensor) -> Any:
-    return x.to(device=torch.device("meta"), dtype=torch.float16)
-
-
-@refused("device-move")
-def move_like(x: torch.Tensor) -> Any:
-    return x.to(torch.empty(0, device="meta"))
-
-
-@refused("device-move")
-def cuda(x: torch.Tensor) -> Any:
-    return x.cuda()
-
-
-@refused("device-move")
-def copy_across(x: torch.Tensor) -> Any:
-    return torch.empty_like(x, device="meta").copy_(x)
-
-
-@refused("host-memory")
-def pin(x: torch.Tensor) -> Any:
-    return x.pin_memory()
-
-
-@refused("host-operand")
-def host_operand(x: torch.Tensor) -> Any:
-    return torch.empty(2, device="meta") * x.sum()
-
-
-@refused("baked-data")
-def tensor(x: torch.Tensor) -> Any:
-    return torch.tensor(0.5) * x
-
-
-@refused("baked-data")
-def as_tensor(x: torch.Tensor) -> Any:
-    return torch.as_tensor([1.0, 2.0])
-
-
-@refused("baked-data")
-def new_tensor(x: torch.Tensor) -> Any:
-    return x.new_tensor([1.0])
-
-
-@refused("baked-data")
-def from_numpy(x: torch.Tensor) -> Any:
-    return torch.from_numpy(np.ones(3))
-
-
-@refused("baked-data")
-def legacy_constructor(x: torch.Tensor) -> Any:
-    return torch.FloatTensor([1.0, 2.0])
-
-
-@refused("baked-data")
-def frombuffer(x: torch.Tensor) -> Any:
-    return torch.frombuffer(bytearray(8), dtype=torch.float32)
-
-
-@refused("baked-data")
-def list_index(x: torch.Tensor) -> Any:
-    return x[[0, 2]]
-
-
-@refused("data-dependent")
-def nonzero(x: torch.Tensor) -> Any:
-    return x.nonzero()
-
-
-@refused("data-dependent")
-def unique(x: torch.Tensor) -> Any:
-    return torch.unique(x)
-
-
-@refused("data-dependent")
-def masked_select(x: torch.Tensor) -> Any:
-    return torch.masked_select(x, x > 0)
-
-
-@refused("data-dependent")
-def repeat_interleave(x: torch.Tensor) -> Any:
-    return torch.repeat_interleave(x.argmax(1))
-
-
-@refused("boolean-read")
-def mask_read(x: torch.Tensor) -> Any:
-    return x[x > 0]
-
-
-@refused("boolean-read")
-def mask_read_of_rows(x: torch.Tensor) -> Any:
-    return x[:, x[0] > 0]
-
-
-@refused("boolean-write")
-def mask_write_of_number(x: torch.Tensor) -> Any:
-    x.clone()[x > 0] = 1.0
-
-
-@refused("boolean-write")
-def mask_write_of_tensor(x: torch.Tensor) -> Any:
-    x.clone().index_put_((x > 0,), x.sum())
-
-
-@refused("layout")
-def sparse(x: torch.Tensor) -> Any:
-    return x.to_sparse()
-
-
-@refused("compiled-frame")
-def compile_inside(x: torch.Tensor) -> Any:
-    return torch.compile(torch.relu)(x)
-
-
-@refused("compiled-frame")
-def compiled_before(x: torch.Tensor) -> Any:
-    return _compiled(x)
-
-
-@refused("device-wait")
-def synchronize(x: torch.Tensor) -> Any:
-    torch.cuda.synchronize()
-
-
-@refused("stream")
-def stream(x: torch.Tensor) -> Any:
-    with torch.cuda.stream(None):
-        pass
-
-
-@refused("allocator")
-def empty_cache(x: torch.Tensor) -> Any:
-    torch.cuda.empty_cache()
-
-
-@refused("allocator")
-def collect(x: torch.Tensor) -> Any:
-    gc.collect()
-
-
-@refused("thread")
-def start_thread(x: torch.Tensor) -> Any:
-    threading.Thread(target=x.sum).start()
-
-
-@refused("input-write")
-def write_input(x: torch.Tensor) -> Any:
-    x.add_(1)
-
-
-@refused("input-write")
-def write_view_of_input(x: torch.Tensor) -> Any:
-    x.t()[0].zero_()
-
-
-@refused("input-write")
-def write_input_by_out(x: torch.Tensor) -> Any:
-    torch.add(x, 1, out=x)
-
-
-@refused("rebind")
-def assign_data(x: torch.Tensor) -> Any:
-    x.data = torch.zeros(2)
-
-
-@refused("rebind")
-def transpose_in_place(x: torch.Tensor) -> Any:
-    x.t_()
-
-
-_compiled = torch.compile(lambda x: x + 1, backend="eager")
-
-
-def check_refused(rule: str, case: Case) -> None:
-    x = torch.arange(12.0).reshape(4, 3) - 4
-    before = x.clone()
-    with pytest.raises(RecordingRefused) as caught:
-        probe(lambda: case(x), [x])
+from tests.recording.rule_cases import (
+    ALLOWED,
+    REFUSED,
+    Case,
+    collect,
+    frombuffer,
+    one_hot,
+    saved,
+    synchronize,
+    to_dlpack,
+)
+
+
+def check_refused(rule: str, case: Case, *, inference: bool = False) -> None:
+    with torch.inference_mode(inference):
+        x = torch.arange(12.0).reshape(4, 3) - 4
+        before = x.clone()
+        with pytest.raises(RecordingRefused) as caught:
+            probe(lambda: case(x), [x])
     lines, first = inspect.getsourcelines(case)
     body = next(n for n, line in enumerate(lines) if line.startswith("def ")) + 1
     assert caught.value.rule == rule
-    assert caught.value.location == f"{__file__}:{first + body}"
+    assert caught.value.location == f"{inspect.getsourcefile(case)}:{first + body}"
     assert caught.value.fix == RULES[rule].fix
     assert RULES[rule].on_gpu in caught.value.reason
     assert torch.equal(x, before)
@@ -319,6 +49,26 @@ def test_a_breach_is_refused_with_rule_line_and_fix(
     rule: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_fails_under(f"rules.{rule}", lambda: check_refused(rule, case), monkeypatch)
+
+
+@pytest.mark.parametrize(("rule", "case"), REFUSED, ids=[case.__name__ for _, case in REFUSED])
+def test_a_breach_is_refused_in_inference_mode(rule: str, case: Case) -> None:
+    check_refused(rule, case, inference=True)
+
+
+def test_composites_are_looked_into_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        check_refused("host-scalar", one_hot, inference=True)
+
+    assert_fails_under("calls.composites_stay_whole", check, monkeypatch)
+
+
+@pytest.mark.parametrize("case", [synchronize, collect, saved, frombuffer, to_dlpack])
+def test_functions_that_no_mode_sees_are_patched(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = next(rule for rule, known in REFUSED if known is case)
+    assert_fails_under("patches.not_installed", lambda: check_refused(rule, case), monkeypatch)
 
 
 def test_every_rule_of_the_table_is_tested() -> None:
@@ -374,28 +124,6 @@ def test_a_higher_order_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_fails_under("rules.higher-order", check, monkeypatch)
 
 
-ALLOWED: dict[str, Case] = {
-    "shape": lambda x: x.new_zeros(len(x), x.shape[1], x.numel()),
-    "same_device": lambda x: x.to("cpu").to(torch.float16).to(x.device),
-    "python_number": lambda x: x.clone().__setitem__((0, 1), 2.0),
-    "integer_index": lambda x: x[x.argmax(1)[:2].clamp(max=2)],
-    "integer_index_write": lambda x: x.clone().index_put_((x.argmax(1),), x, accumulate=True),
-    "where": lambda x: torch.where(x > 0, x, 0.0),
-    "masked_fill": lambda x: x.masked_fill(x > 0, 0.0),
-    "known_repeats": lambda x: torch.repeat_interleave(x, 2, dim=0),
-    "known_output_size": lambda x: torch.repeat_interleave(
-        torch.ones(4, dtype=torch.long), output_size=4
-    ),
-    "nonzero_static": lambda x: torch.nonzero_static(x, size=3),
-    "iterate": lambda x: [row + 1 for row in x],
-    "own_view_in_place": lambda x: x.view(4, 3).unsqueeze_(0).squeeze_(0),
-    "own_resize": lambda x: torch.add(x, 1, out=torch.empty(0)),
-    "traced": lambda x: _traced(x),
-    "detached": lambda x: x.detach() + x.data,
-}
-_traced = torch.fx.symbolic_trace(lambda x: torch.relu(x) + 1)
-
-
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_only_looks_like_a_breach_passes(name: str, inference: bool) -> None:
@@ -434,13 +162,13 @@ def test_patches_act_only_while_a_probe_runs_and_only_on_its_thread(
 ) -> None:
     originals = (torch.cuda.synchronize, gc.collect, threading.Thread.start)
     inside, done = threading.Event(), threading.Event()
-    errors: list[BaseException] = []
+    errors: list[RecordingRefused] = []
 
     def other() -> None:
         inside.wait(5)
         try:
             gc.collect()
-        except BaseException as error:
+        except RecordingRefused as error:
             errors.append(error)
         done.set()
 

@@ -81,6 +81,9 @@ class Backend(Protocol):
     def join(self) -> None:
         """Order the caller's current stream after the lane's last replay, wherever that ran."""
 
+    def join_random(self) -> None:
+        """Also order after the last replay that drew random numbers, on any lane of the device."""
+
     def fence(self) -> Any:
         """A point in the caller's current stream for ``wait``."""
 

@@ -78,6 +78,7 @@ class StaticInputs:
             elif i not in self._grown:
                 groups.setdefault(self.specs[i].dtype, []).append(i)
         self._groups = [(which, [self.tensors[i] for i in which]) for which in groups.values()]
+        self._is_simple = not (self._odd or self._grown or self._upload)
 
     def load(self, inputs: Sequence[torch.Tensor], sizes: Sizes | None = None) -> None:
         """Enqueue the copies of one call's inputs on the current stream; nothing is waited for.
@@ -86,9 +87,11 @@ class StaticInputs:
         """
         for which, static in self._groups:
             if len(which) == 1:
-                static[0].copy_(inputs[which[0]], non_blocking=True)
+                static[0].copy_(inputs[which[0]], True)
             else:
-                torch._foreach_copy_(static, [inputs[i] for i in which], non_blocking=True)
+                torch._foreach_copy_(static, [inputs[i] for i in which], True)
+        if self._is_simple:
+            return
         for i in self._odd:
             flat(self.tensors[i], self.specs[i]).copy_(flat(inputs[i], self.specs[i]))
         for i in self._grown:
@@ -110,9 +113,7 @@ class StaticInputs:
                 static.narrow(dim, used, end - used).fill_(fill_value(grows, sizes))
             self._filled[i, dim] = used
 
-    def _padded_on_host(
-        self, i: int, given: torch.Tensor, sizes: Sizes | None
-    ) -> torch.Tensor:
+    def _padded_on_host(self, i: int, given: torch.Tensor, sizes: Sizes | None) -> torch.Tensor:
         growth = self._growth.get(i)
         return pad(given, growth, self.specs[i].shape, sizes or {}) if growth else given
 
@@ -132,9 +133,7 @@ def fill_value(grows: Grows, sizes: Sizes) -> float:
     return sizes[grows.fill] if isinstance(grows.fill, Axis) else grows.fill
 
 
-def pad(
-    given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes
-) -> torch.Tensor:
+def pad(given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes) -> torch.Tensor:
     """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill behind it."""
     padded = given.new_empty(tuple(shape))
     real = padded

@@ -19,6 +19,8 @@ _HIDDEN_WRITES = {
 }
 """Arguments that an operator writes although its schema does not say so."""
 
+_BACKEND_KEYS = {"cpu": "CPU", "cuda": "CUDA", "meta": "Meta"}
+
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of an argument or a result of an operator: tensors, and lists of them."""
@@ -37,9 +39,14 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def generator_key(generator: torch.Generator) -> int:
+    """The identity of a generator; each operator call sees another Python object for it."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
 def has_storage(tensor: torch.Tensor) -> bool:
-    """False for sparse, mkldnn and nested tensors."""
-    return tensor.layout is torch.strided and not tensor.is_nested
+    """False for sparse, mkldnn, nested and quantised tensors."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,17 @@ class Call:
             yield from (self.argument(name) for name in _HIDDEN_WRITES[self.name])
 
 
-def is_composite(func: Any) -> bool:
-    """True for an operator that is a program of other operators on the CPU and on a GPU.
+def is_composite(call: Call) -> bool:
+    """True for an operator that is a program of other operators on the device of its tensors.
 
     Such operators arrive undecomposed in inference mode.
     """
-    key = torch._C._dispatch_has_kernel_for_dispatch_key
-    name = func.name()
-    return bool(key(name, "CompositeImplicitAutograd")) and not key(name, "CPU")
+    device = next((tensor.device.type for tensor in call.tensors), "cpu")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = call.func.name()
+    return bool(has_kernel(name, "CompositeImplicitAutograd")) and not has_kernel(
+        name, _BACKEND_KEYS.get(device, "CPU")
+    )
 
 
 def decompose(call: Call) -> Any:

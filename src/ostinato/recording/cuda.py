@@ -30,7 +30,10 @@ class CudaRecorded:
     """Graphs, and the direct calls between them, in order."""
 
     def __init__(
-        self, graphs: list[torch.cuda.CUDAGraph], steps: list[Callable[[], None]], num_nodes: int,
+        self,
+        graphs: list[torch.cuda.CUDAGraph],
+        steps: list[Callable[[], None]],
+        num_nodes: int,
         bytes_per_node: int,
     ) -> None:
         self._graphs = graphs
@@ -204,7 +207,9 @@ def _between(fn: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Call
 
     def step() -> None:
         new = fn(*args)
-        for old, value in zip(fixed, new if isinstance(new, (tuple, list)) else (new,), strict=True):
+        for old, value in zip(
+            fixed, new if isinstance(new, (tuple, list)) else (new,), strict=True
+        ):
             if old is not None and old is not value:
                 old.copy_(value)
 
@@ -234,6 +239,9 @@ def _collection_held_off() -> Iterator[None]:
 
 
 _was_enabled = True
+
+
+_last_random: dict[int, torch.cuda.Stream] = {}
 
 
 class CudaBackend:
@@ -266,6 +274,14 @@ class CudaBackend:
             current = torch.cuda.current_stream(self.device)
             current.wait_stream(self._last)
             self._last, self._last_raw = current, raw
+
+    def join_random(self) -> None:
+        # Up to torch 2.11 all graphs of a generator share one seed and offset in device memory.
+        current = torch.cuda.current_stream(self.device)
+        last = _last_random.get(self._index)
+        if last is not None and last != current:
+            current.wait_stream(last)
+        _last_random[self._index] = current
 
     def fence(self) -> Any:
         event = torch.cuda.Event()

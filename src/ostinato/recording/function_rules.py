@@ -24,7 +24,6 @@ _ALWAYS: dict[Any, Breach] = {
     _T.numpy: ("host-read", "numpy()"),
     _T.__array__: ("host-read", "conversion to a numpy array"),
     _T.cpu: ("host-read", "cpu()"),
-    _T.__reduce_ex__: ("host-read", "pickling a tensor"),
     _T.__repr__: ("print", "repr() of a tensor"),
     _T.__format__: ("print", "formatting a tensor"),
     _T.data_ptr: ("address", "data_ptr()"),
@@ -36,6 +35,7 @@ _ALWAYS: dict[Any, Breach] = {
     torch.tensor: ("baked-data", "torch.tensor()"),
 }
 _CONVERTERS = {torch.as_tensor: "torch.as_tensor()", torch.asarray: "torch.asarray()"}
+_SPLITS = (torch.tensor_split, _T.tensor_split)
 _MOVES = {_T.to: "to()", _T.cuda: "cuda()"}
 
 
@@ -48,6 +48,8 @@ def function_breach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return None
     if func in _CONVERTERS and not isinstance(args[0] if args else None, torch.Tensor):
         return "baked-data", _CONVERTERS[func]
+    if func in _SPLITS and any(isinstance(v, _T) for v in (*args[1:], *kwargs.values())):
+        return "host-read", "tensor_split() at tensor indices"
     if func in _MOVES:
         return _move_breach(func, args, kwargs)
     return None

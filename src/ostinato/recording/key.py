@@ -8,7 +8,7 @@ an error (see ``tree.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -58,7 +58,7 @@ def call_of(
     return (positional, named), tensors
 
 
-_C = torch._C
+_C: Any = torch._C
 
 MODE_NAMES = (
     "inference_mode",
@@ -87,12 +87,12 @@ MODE_NAMES = (
 )
 
 
-def _switch(name: str, *args: str) -> Callable[[], Hashable]:
+def _switch(name: str) -> Callable[[], Hashable]:
     """A getter of a private switch, or of the constant ``None`` where this torch has none."""
     getter = getattr(_C, name, None)
     if getter is None:
         return lambda: None
-    return partial(getter, *args)
+    return getter  # type: ignore[no-any-return]
 
 
 @cache
@@ -114,12 +114,22 @@ def _switches() -> tuple[Callable[[], Hashable], ...]:
         "_get_math_sdp_allow_fp16_bf16_reduction",
         "_get_blas_preferred_backend",
     )
-    precision = (("cuda", "matmul"), ("cuda", "conv"), ("mkldnn", "matmul"))
-    return (
-        # the getters of the older switches raise once the newer ones were used; these never do
-        *[_switch("_get_fp32_precision_getter", *which) for which in precision],
-        *map(_switch, names),
-    )
+    return tuple(map(_switch, names))
+
+
+_PRECISIONS = (("cuda", "matmul"), ("cuda", "conv"), ("mkldnn", "matmul"))
+
+
+def _float32_modes() -> tuple[Hashable, ...]:
+    """TF32 and its like. The older getters are quick, and raise once the newer API was used."""
+    try:
+        return (
+            _C._get_cublas_allow_tf32(),
+            _C._get_cudnn_allow_tf32(),
+            _C._get_float32_matmul_precision(),
+        )
+    except RuntimeError:
+        return tuple([_C._get_fp32_precision_getter(*which) for which in _PRECISIONS])
 
 
 def numeric_modes(device_type: str) -> tuple[Hashable, ...]:
@@ -131,5 +141,6 @@ def numeric_modes(device_type: str) -> tuple[Hashable, ...]:
         autocast,
         torch.get_autocast_dtype(device_type) if autocast else None,
         torch.get_default_dtype(),
+        *_float32_modes(),
         *[switch() for switch in _switches()],
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Ledger:
     def check(self) -> Generation:
         """The present generation; a few microseconds for hundreds of tensors when nothing changed."""
         if (
-            self._addresses.is_unchanged()
+            (not self._tensors or self._addresses.is_unchanged())
             and self._values.is_unchanged()
             and not any(self._idle_hooks)
         ):
@@ -83,6 +84,25 @@ class Ledger:
                 self._extra_slots += _owners(tensor, exclude=(new, self._extra, self._tensors))
             self._install(survey(self._fn))
 
+    def snapshot(self) -> dict[tuple[str, Any], Slot]:
+        """The slots and their values as of the last check, for ``revert``."""
+        return dict(self._slots)
+
+    def revert(self, snapshot: Mapping[tuple[str, Any], Slot]) -> None:
+        """Put back the Python values of a snapshot, in the slots that still exist."""
+        for slot in snapshot.values():
+            if slot.name is None:
+                slot.owner.cell_contents = slot.value
+            elif isinstance(slot.owner, dict):
+                slot.owner[slot.name] = slot.value
+            elif isinstance(slot.owner, list) and slot.name < len(slot.owner):
+                slot.owner[slot.name] = slot.value
+        lengths = Counter(id(s.owner) for s in snapshot.values() if isinstance(s.owner, list))
+        for slot in snapshot.values():
+            if isinstance(slot.owner, list):
+                del slot.owner[lengths[id(slot.owner)] :]
+        self._refresh()
+
     def _install(self, found: Survey) -> None:
         slots = [*found.slots, *self._extra_slots]
         self._slots = {(slot.label, slot.name): slot for slot in slots}
@@ -99,9 +119,7 @@ class Ledger:
     def _refresh(self) -> Generation:
         before, moved = self._slots, not self._addresses.is_unchanged()
         old = {id(t) for t in self._tensors}
-        self._extra_slots = [
-            slot._with_present_value() for slot in map(_Rereadable, self._extra_slots)
-        ]
+        self._extra_slots = [_with_present_value(slot) for slot in self._extra_slots]
         found = survey(self._fn)
         tensors = {id(t) for t in found.tensors}
         lost = old - tensors - {id(t) for t in self._extra}
@@ -113,16 +131,12 @@ class Ledger:
         return self.generation
 
 
-class _Rereadable(NamedTuple):
-    slot: Slot
-
-    def _with_present_value(self) -> Slot:
-        slot = self.slot
-        try:
-            value = slot.owner.cell_contents if slot.name is None else slot.owner[slot.name]
-        except (KeyError, IndexError, ValueError):
-            value = None
-        return Slot(slot.label, slot.owner, slot.name, value)
+def _with_present_value(slot: Slot) -> Slot:
+    try:
+        value = slot.owner.cell_contents if slot.name is None else slot.owner[slot.name]
+    except (KeyError, IndexError, ValueError):
+        value = None
+    return Slot(slot.label, slot.owner, slot.name, value)
 
 
 class _ValueWatch:

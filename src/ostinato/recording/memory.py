@@ -18,7 +18,7 @@ class LiveMemory:
         self._live_bytes = 0
         self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._storages
 
     def add(self, tensor: torch.Tensor) -> None:

@@ -22,6 +22,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: the guard would import the whole of dynamo (seconds) at the first recording."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
@@ -37,7 +42,9 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = Call(func, args, kwargs or {})
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self.on_higher_order(call)
-        if is_composite(func):
+        if func.namespace == "prim":  # a fake tensor asks for its device
+            return func(*call.args, **call.kwargs)
+        if is_composite(call):
             with self:
                 return decompose(call)
         return self.on_operator(call)

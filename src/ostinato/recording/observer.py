@@ -31,7 +31,7 @@ class Watch(Protocol):
 
     def before(self, call: Call, report: Report) -> None: ...
 
-    def after(self, call: Call, result: Any, report: Report) -> None: ...
+    def after(self, call: Call, result: Any) -> None: ...
 
 
 def raise_finding(finding: Finding) -> None:
@@ -73,8 +73,12 @@ class Observer:
             return fn(*args)
 
     def report(self, rule: str, detail: str) -> None:
-        if self._is_lenient:
-            return
+        """A breach of a rule that a direct call between pieces may break."""
+        if not self._is_lenient:
+            self.report_always(rule, detail)
+
+    def report_always(self, rule: str, detail: str) -> None:
+        """A breach wherever it happens, such as a write to an input."""
         finding = Finding(RULES[rule], detail, user_location())
         self.first = self.first or finding
         self._on_finding(finding)
@@ -95,14 +99,14 @@ class Observer:
             if rule != "baked-data" or not self._bakes_number:
                 self.report(rule, detail)
         if self._watch is not None:
-            self._watch.before(call, self.report)
+            self._watch.before(call, self.report_always)
         result = self._run(call)
         if call.name == "aten::lift_fresh":
             self.constants[storage_key(result)] = result
         for rule, detail in breaches_after(call, result):
             self.report(rule, detail)
         if self._watch is not None:
-            self._watch.after(call, result, self.report)
+            self._watch.after(call, result)
         return result
 
     def _run(self, call: Call) -> Any:
@@ -116,7 +120,7 @@ class Observer:
     def _on_patch(self, patch: patches.Patch) -> bool:
         if self._is_lenient or (patch.opaque and self._operator_depth > 0):
             return False
-        self.report(patch.rule, f"{patch.owner.replace(':', '.')}.{patch.attribute}")
+        self.report(patch.rule, patch.name)
         return True
 
     @contextlib.contextmanager

@@ -5,7 +5,7 @@ Yields ``(rule name, what was called)``; it never raises and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -45,7 +45,7 @@ def breaches_before(call: Call, constants: AbstractSet[int] = frozenset()) -> It
 def breaches_after(call: Call, result: Any) -> Iterator[Breach]:
     """Breaches that only the result shows."""
     if not all(has_storage(tensor) for tensor in tensors_in(result)):
-        yield "layout", f"{call.name} with a sparse, mkldnn or nested result"
+        yield "layout", f"{call.name} with a sparse, mkldnn, nested or quantised result"
 
 
 def _baked(call: Call) -> Iterator[Breach]:
@@ -99,6 +99,3 @@ def _host_operand(call: Call, constants: AbstractSet[int]) -> Iterator[Breach]:
 
 def _kind(device: Any) -> str:
     return torch.device(device).type
-
-
-Check = Callable[[Call], Iterator[Breach]]

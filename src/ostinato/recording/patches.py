@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Report = Callable[[str, str], bool]
-"""Takes a rule and what was called; returns True if the original must still run."""
-
 
 @dataclass(frozen=True, slots=True)
 class Patch:
@@ -33,6 +30,10 @@ class Patch:
     triggers: Callable[..., bool] | None = None
     opaque: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"{self.owner.replace(':', '.')}.{self.attribute}"
+
 
 def _nothing() -> None:
     return None
@@ -45,6 +46,17 @@ PATCHES = (
     Patch("torch.accelerator", "synchronize", "device-wait", _nothing),
     Patch("torch.cuda", "stream", "stream", contextlib.nullcontext),
     Patch("torch.cuda", "set_stream", "stream", _nothing),
+    Patch("torch.cuda:Stream", "__enter__", "stream"),
+    Patch("torch.cuda:Stream", "wait_stream", "stream", _nothing),
+    Patch("torch.cuda:Stream", "wait_event", "stream", _nothing),
+    Patch("torch.cuda:Stream", "record_event", "stream"),
+    Patch("torch.cuda:Event", "record", "stream", _nothing),
+    Patch("torch.cuda:Event", "wait", "stream", _nothing),
+    Patch("torch", "manual_seed", "reseed"),
+    Patch("torch.random", "manual_seed", "reseed"),
+    Patch("torch", "set_rng_state", "reseed"),
+    Patch("torch.random", "set_rng_state", "reseed"),
+    Patch("torch:Tensor", "_reduce_ex_internal", "host-read"),
     Patch("torch.cuda", "empty_cache", "allocator", _nothing),
     Patch("gc", "collect", "allocator", _nothing),
     Patch("threading:Thread", "start", "thread"),
@@ -102,7 +114,9 @@ def _leave() -> None:
         if _num_watchers == 0:
             while _installed:
                 owner, attribute, original, wrapper = _installed.pop()
-                if getattr(owner, attribute) is wrapper:
+                if original is None:
+                    delattr(owner, attribute)  # it was, and is again, inherited
+                elif getattr(owner, attribute) is wrapper:
                     setattr(owner, attribute, original)
 
 
@@ -111,12 +125,13 @@ def _install(patch: Patch) -> None:
     original = getattr(owner, patch.attribute, None)
     if original is None:
         return
+    is_own = patch.attribute in vars(owner)
     wrapper = _wrapper(patch, original)
     try:
         setattr(owner, patch.attribute, wrapper)
     except TypeError:
         return  # a type written in C
-    _installed.append((owner, patch.attribute, original, wrapper))
+    _installed.append((owner, patch.attribute, original if is_own else None, wrapper))
 
 
 def _owner(path: str) -> Any:

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from ostinato import state as activity
-from ostinato.recording.calls import Call, has_storage, storage_key, tensors_in
+from ostinato.recording.calls import (
+    Call,
+    generator_key,
+    has_storage,
+    storage_key,
+    tensors_in,
+)
 from ostinato.recording.frames import user_location
 from ostinato.recording.memory import LiveMemory, OwnTensors
 from ostinato.recording.observer import Observer, Report
@@ -122,7 +128,7 @@ class Tracker:
         self._num_operations += 1
         self._is_random = self._is_random or call.is_random
         for generator in call.generators:
-            self._generators[id(generator)] = generator
+            self._generators[generator_key(generator)] = generator
             self._random.note(generator)
         for tensor in call.tensors:
             key = storage_key(tensor)
@@ -131,8 +137,7 @@ class Tracker:
         for tensor in call.written:
             self._before_write(tensor, call, report)
 
-    def after(self, call: Call, result: Any, report: Report) -> None:
-        del report
+    def after(self, call: Call, result: Any) -> None:
         for tensor in tensors_in(result):
             if not has_storage(tensor):
                 continue

@@ -48,7 +48,9 @@ class Region:
         for name, some in (("uploads", self.uploads), ("writes", self.writes)):
             both = some & self.in_place
             if both:
-                raise ConfigError(f"region {self.name!r}: inputs {sorted(both)} in {name} and in_place")
+                raise ConfigError(
+                    f"region {self.name!r}: inputs {sorted(both)} in {name} and in_place"
+                )
 
     @property
     def axes(self) -> tuple[Axis, ...]:

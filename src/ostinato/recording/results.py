@@ -79,7 +79,8 @@ class Results:
         self._groups: list[_Group] = []
         self._classify(leaves, inputs, outside)
         self.specs = [TensorSpec.of(t) for t in leaves]
-        self.is_one = len(leaves) == 1 and self._places == [0] and self._groups[0].is_plain
+        is_one_tensor = self.structure is tree.LEAF and self._places == [0]
+        self._only = self._groups[0].static if is_one_tensor and self._groups[0].is_plain else None
 
     def _classify(
         self,
@@ -147,8 +148,8 @@ class Results:
 
     def hand_out(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The caller's own result: copies in memory of the current stream, aliases of ``inputs``."""
-        if self.is_one:
-            return self._rebuild((self._groups[0].static.clone(),))
+        if self._only is not None:
+            return self._only.clone()
         return self._build([g.static.clone() for g in self._groups], inputs)
 
     def borrow(self, inputs: Sequence[torch.Tensor]) -> Any:
@@ -162,7 +163,9 @@ class Results:
             part = static
             for dim, n in length.items():
                 part = part.narrow(dim, 0, n)
-            leaves.append(part.clone(memory_format=torch.contiguous_format) if length else part.clone())
+            leaves.append(
+                part.clone(memory_format=torch.contiguous_format) if length else part.clone()
+            )
         return self._rebuild(leaves)
 
     def leaves(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -182,7 +185,9 @@ class Results:
             elif isinstance(place, torch.Tensor):
                 leaves.append(place)
             elif place.source < 0:
-                leaves.append(groups[~place.source].as_strided(place.shape, place.stride, place.offset))
+                leaves.append(
+                    groups[~place.source].as_strided(place.shape, place.stride, place.offset)
+                )
             else:
                 leaves.append(_alias(inputs[place.source], place))
         return leaves
@@ -201,4 +206,3 @@ def _alias(given: torch.Tensor, place: _View) -> torch.Tensor:
     if given.shape == place.shape and given.stride() == place.stride and place.offset == 0:
         return given
     return given.as_strided(place.shape, place.stride, given.storage_offset() + place.offset)
-

@@ -53,7 +53,7 @@ _TABLE = (
     ),
     Rule(
         "host-read",
-        "tolist(), numpy(), np.asarray(tensor), cpu(), pickling",
+        "tolist(), numpy(), np.asarray(tensor), cpu(), pickling, tensor_split at tensor indices",
         "waits for the GPU and copies to the host; a replay would neither copy nor run that Python",
         "prepare host values before the recorded callable and pass them in",
     ),
@@ -125,7 +125,7 @@ _TABLE = (
     ),
     Rule(
         "layout",
-        "sparse, mkldnn and nested results",
+        "sparse, mkldnn, nested and quantised results",
         "gives memory whose size depends on data or whose address cannot be fixed",
         "use dense, strided tensors in the recorded callable",
     ),
@@ -155,7 +155,7 @@ _TABLE = (
     ),
     Rule(
         "stream",
-        "torch.cuda.stream, set_stream, new streams and events",
+        "torch.cuda.stream, set_stream, waiting on and recording events",
         "puts work on a stream that the recording does not follow; a replay would leave it out",
         "use the current stream only",
     ),
@@ -164,6 +164,12 @@ _TABLE = (
         "torch.cuda.empty_cache, gc.collect",
         "returns memory to the driver, which is not allowed during a capture",
         "call it outside of the recorded callable",
+    ),
+    Rule(
+        "reseed",
+        "torch.manual_seed, torch.set_rng_state",
+        "sets a generator from Python, which a replay would not do",
+        "seed before the call, or pass a torch.Generator",
     ),
     Rule(
         "thread",

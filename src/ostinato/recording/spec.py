@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,14 +22,7 @@ class TensorSpec(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
-        return cls(
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-            tensor.device,
-            tensor.requires_grad,
-            not tensor.data_ptr() & (ALIGNMENT_BYTES - 1),
-        )
+        return cls(*describe(tensor))
 
     @property
     def span(self) -> int:
@@ -69,3 +62,15 @@ class TensorSpec(NamedTuple):
         )
         unaligned = "" if self.is_aligned else " unaligned"
         return f"{str(self.dtype).removeprefix('torch.')}[{shape}] {self.device}{marks}{unaligned}"
+
+
+def describe(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The fields of a tensor's spec as a plain tuple, which is equal to the spec and quicker to make."""
+    return (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+        not tensor.data_ptr() & 15,
+    )

@@ -22,6 +22,9 @@ class Route(NamedTuple):
     rung: tuple[tuple[str, int], ...] = ()
 
 
+EXACT = Route("exact", "recorded")
+
+
 @dataclass(frozen=True)
 class Stats:
     """A snapshot. Bytes are those of the whole device's recordings where it says ``device``."""
@@ -58,6 +61,12 @@ class Counters:
         self._routes: Counter[Route] = Counter()
         self._numbers: Counter[str] = Counter()
         self._last = threading.local()
+        self._num_exact = 0
+
+    def count_exact(self) -> None:
+        """One call was served by its exact recording; the caller holds the lane's lock."""
+        self._num_exact += 1
+        self._last.route = EXACT
 
     def count(self, route: Route) -> None:
         """One call was served like this, on this thread."""
@@ -75,7 +84,7 @@ class Counters:
 
     def routes(self) -> dict[Route, int]:
         with self._lock:
-            return dict(self._routes)
+            return {**self._routes, EXACT: self._num_exact}
 
     def number(self, name: str) -> float:
         with self._lock:

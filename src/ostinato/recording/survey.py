@@ -170,7 +170,8 @@ class _Walker:
                 self._waiting.setdefault(name, []).append((owner, label))
 
     def _slot(self, owner: Any, name: Any, value: Any, label: str) -> None:
-        self.result.slots.append(Slot(label, owner, name, value))
+        if not _is_library_code(value):
+            self.result.slots.append(Slot(label, owner, name, value))
         self.visit(value, label)
 
     def _code(self, code: types.CodeType) -> None:
@@ -198,3 +199,12 @@ def _names_of(code: types.CodeType) -> Iterator[str]:
 def _is_library(module: str) -> bool:
     root = module.partition(".")[0]
     return root in _LIBRARIES or module.startswith(("ostinato.recording", "ostinato.state"))
+
+
+def _is_library_code(value: Any) -> bool:
+    """Modules, classes and functions of libraries: what nobody rebinds between two calls."""
+    if isinstance(value, types.ModuleType):
+        return _is_library(value.__name__)
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        return _is_library(value.__module__ or "builtins")
+    return False

@@ -7,14 +7,16 @@ did not compute itself shows it.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ostinato import state as activity
 from ostinato.recording.backend import Body
 from ostinato.recording.entries import Entry
+from ostinato.recording.patches import watching
 from ostinato.recording.tape_recorder import Modes, TapeRecorder
 from ostinato.recording.undo import RandomUndo, UndoLog
 
@@ -51,8 +53,8 @@ class Tape:
             raise RuntimeError("replay() of a tape that has been freed")
         self._backend.before_replay()
         with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-            for (grad, inference), entries in self._blocks:
-                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            for modes, entries in self._blocks:
+                with _entering(modes):
                     for entry in entries:
                         entry.run()
 
@@ -93,7 +95,7 @@ class TapeBackend:
         recorder = TapeRecorder(undo, random)
         phase = activity.Activity(activity.Phase.RECORDING, recorder)
         try:
-            with activity.entering(phase), recorder:
+            with activity.entering(phase), watching(recorder.on_patch), recorder:
                 body()
                 recorder.check_finished()
         finally:
@@ -117,6 +119,13 @@ class TapeBackend:
         if self._poison:
             for tape in list(self._tapes):
                 tape.fill_temporaries()
+
+
+@contextlib.contextmanager
+def _entering(modes: Modes) -> Iterator[None]:
+    grad, inference = modes
+    with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+        yield
 
 
 def _blocks(entries: list[tuple[Modes, Entry]]) -> list[tuple[Modes, list[Entry]]]:
@@ -158,6 +167,8 @@ class TapeLane:
         return TapeBackend(poison=self._poison)
 
     def join(self) -> None: ...
+
+    def join_random(self) -> None: ...
 
     def fence(self) -> None: ...
 

@@ -6,7 +6,9 @@ and ``empty`` are not repeated: their addresses are fixed. Writes and new result
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Container, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ostinato.recording.calls import Call, has_storage, storage_key, tensors_in
 from ostinato.recording.entries import DirectEntry, Entry, OperatorEntry, Target
 from ostinato.recording.frames import user_location
-from ostinato.recording.memory import OwnTensors
+from ostinato.recording.memory import LiveMemory, OwnTensors
 from ostinato.recording.modes import OperatorMode
 from ostinato.recording.operator_rules import breaches_after, breaches_before
+from ostinato.recording.patches import Patch
 from ostinato.recording.rules import RULES, Finding
 from ostinato.recording.undo import RandomUndo, UndoLog
 
@@ -35,6 +38,14 @@ _EMPTY = {
 }
 
 
+class _Place(Enum):
+    """Whose code runs: only the body must keep the rules that patched functions break."""
+
+    BODY = 1
+    OPERATOR = 2
+    DIRECT_CALL = 3
+
+
 class TapeRecorder(OperatorMode):
     """A dispatch mode that records; also the splitter of a recording in pieces."""
 
@@ -48,6 +59,7 @@ class TapeRecorder(OperatorMode):
         self._undo = undo
         self._random = random
         self._own_views = OwnTensors()
+        self._place = _Place.BODY
 
     def on_operator(self, call: Call) -> Any:
         if call.name == "aten::lift_fresh" and call.args[0].dim() == 0:
@@ -59,7 +71,7 @@ class TapeRecorder(OperatorMode):
 
     def split(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run ``fn`` unrecorded and keep its results at fixed addresses."""
-        with _disable_current_modes(), _WriteWatch(self):
+        with _disable_current_modes(), self._in(_Place.DIRECT_CALL), _WriteWatch(self):
             leaves, structure = pytree.tree_flatten(fn(*args))
         known = {storage_key(t) for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)}
         kept: list[torch.Tensor | None] = []
@@ -76,6 +88,15 @@ class TapeRecorder(OperatorMode):
         self.num_pieces += 1
         return pytree.tree_unflatten(leaves, structure)
 
+    def on_patch(self, patch: Patch) -> bool:
+        """A call of a function that no mode sees; never asks to skip it."""
+        is_allowed = self._place is _Place.DIRECT_CALL or (
+            patch.opaque and self._place is _Place.OPERATOR
+        )
+        if not is_allowed:
+            self._refuse(patch.rule, patch.name)
+        return False
+
     def check_finished(self) -> None:
         """Refuse what only shows at the end, and what the body swallowed."""
         for _ in self._undo.moved():
@@ -83,11 +104,14 @@ class TapeRecorder(OperatorMode):
         if self.first is not None:
             raise self.first.refusal()
 
-    def save_outside(self, call: Call) -> None:
-        """Clone what the call is about to write if it is not memory of the recording."""
+    def save_outside(self, call: Call, own: Container[int] = ()) -> None:
+        """Clone what the call is about to write if it is not memory of the recording, or ``own``."""
         for tensor in call.written:
-            if storage_key(tensor) in self.temporaries:
+            key = storage_key(tensor)
+            if key in self.temporaries or key in own:
                 continue
+            if key in self.constants:
+                self._refuse("baked-data", "writing to a tensor made from a Python number")
             if call.has_tag(torch.Tag.inplace_view):
                 if tensor not in self._own_views:
                     self._refuse("rebind", f"{call.name} on a tensor from outside")
@@ -100,7 +124,8 @@ class TapeRecorder(OperatorMode):
         for rule, detail in breaches_before(call, self.constants.keys()):
             self._refuse(rule, detail)
         self.save_outside(call)
-        result = call.func(*call.args, **call.kwargs)
+        with self._in(_Place.OPERATOR):
+            result = call.func(*call.args, **call.kwargs)
         for rule, detail in breaches_after(call, result):
             self._refuse(rule, detail)
         targets = self._targets(call, result)
@@ -140,6 +165,14 @@ class TapeRecorder(OperatorMode):
         self.constants[storage_key(result)] = result
         return result
 
+    @contextlib.contextmanager
+    def _in(self, place: _Place) -> Iterator[None]:
+        former, self._place = self._place, place
+        try:
+            yield
+        finally:
+            self._place = former
+
     def _refuse(self, rule: str, detail: str) -> None:
         finding = Finding(RULES[rule], detail, user_location())
         self.first = self.first or finding
@@ -152,10 +185,16 @@ class _WriteWatch(OperatorMode):
     def __init__(self, recorder: TapeRecorder) -> None:
         super().__init__()
         self._recorder = recorder
+        self._own = LiveMemory()
 
     def on_operator(self, call: Call) -> Any:
-        self._recorder.save_outside(call)
-        return call.func(*call.args, **call.kwargs)
+        self._recorder.save_outside(call, self._own)
+        known = {storage_key(tensor) for tensor in call.tensors}
+        result = call.func(*call.args, **call.kwargs)
+        for tensor in tensors_in(result):
+            if has_storage(tensor) and storage_key(tensor) not in known:
+                self._own.add(tensor)
+        return result
 
     def on_higher_order(self, call: Call) -> Any:
         return call.func(*call.args, **call.kwargs)
@@ -168,5 +207,5 @@ def _modes() -> Modes:
 def _alias(value: Any) -> Any:
     """A second tensor on the same memory; anything else as it is."""
     if isinstance(value, torch.Tensor) and has_storage(value):
-        return torch.ops.aten.alias.default(value.detach())
+        return value.detach()
     return value

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import struct
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import torch
@@ -131,7 +132,13 @@ def rebuilder(value: Any) -> Callable[[Sequence[Any]], Any]:
         return _first
     if type(value) is tuple and value and all(type(v) in _TENSOR_TYPES for v in value):
         return tuple
-    return lambda leaves: _rebuild(value, iter(leaves))
+    shape = skeleton(value)
+    return lambda leaves: _rebuild(shape, iter(leaves))
+
+
+def skeleton(value: Any) -> Any:
+    """The same value with an empty tensor in each tensor's place, so that it keeps no memory alive."""
+    return _rebuild(value, repeat(torch.empty(0)))
 
 
 def _first(leaves: Sequence[Any]) -> Any:
@@ -184,7 +191,7 @@ def describe(structure: Structure) -> str:
     if kind is dict:
         return "{" + ", ".join(f"{k[1]!r}: {describe(v)}" for k, v in content) + "}"
     if dataclasses.is_dataclass(kind):
-        return f"{kind.__name__}({', '.join(f'{n}={describe(v)}' for n, v in content)})"
+        return f"{kind.__qualname__}({', '.join(f'{n}={describe(v)}' for n, v in content)})"
     if kind in _IDENTITY_ATOMS:
         return repr(content)
     return f"{kind.__name__}({content!r})"

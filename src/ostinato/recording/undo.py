@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from ostinato.recording.calls import storage_key
+from ostinato.recording.calls import generator_key, storage_key
 
 Shape = tuple[torch.Size, tuple[int, ...], int]
 
@@ -51,7 +51,7 @@ class UndoLog:
         for tensor, shape in self._shapes.values():
             if _shape(tensor) != shape:
                 size, stride, offset = shape
-                with torch.no_grad():
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.set_(tensor.untyped_storage(), offset, size, stride)
 
     def clear(self) -> None:
@@ -73,8 +73,9 @@ class RandomUndo:
             self.note(generator)
 
     def note(self, generator: torch.Generator) -> None:
-        if id(generator) not in self._states:
-            self._states[id(generator)] = (generator, generator.get_state())
+        key = generator_key(generator)
+        if key not in self._states:
+            self._states[key] = (generator, generator.get_state())
 
     def has_drawn(self) -> bool:
         """True if any noted generator has moved."""

@@ -1,0 +1,1 @@
+"""Benchmarks of this repository: one file per question, peers beside ours, results as JSON."""

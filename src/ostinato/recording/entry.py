@@ -1,0 +1,90 @@
+"""One recording with everything it needs to serve a call: static inputs, recorded work, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ostinato.recording.backend import Recorded
+from ostinato.recording.buffers import StaticInputs
+from ostinato.recording.cache import Generation
+from ostinato.recording.gate import Verdict
+from ostinato.recording.growth import ResultGrowth, lengths
+from ostinato.recording.key import Key
+from ostinato.recording.ladder import Axis
+from ostinato.recording.results import Results
+
+
+@dataclass(eq=False)
+class Entry:
+    """A recording in service. Used under its lane's lock.
+
+    ``rung`` is None for an exact recording, else the sizes it was recorded for. ``recorded_us`` and
+    ``direct_us`` are measured times of whole calls in microseconds, None where none were taken;
+    ``is_preferred`` is False when the direct call was measured to be faster.
+    """
+
+    key: Key
+    inputs: StaticInputs
+    results: Results
+    recorded: Recorded
+    generation: Generation
+    writes: Sequence[int]
+    verdict: Verdict
+    rung: Mapping[Axis, int] | None = None
+    result_growth: ResultGrowth = field(default_factory=list)
+    recorded_us: float | None = None
+    direct_us: float | None = None
+    is_random: bool = False
+    is_preferred: bool = True
+    is_alive: bool = True
+    hits: int = 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Static buffers and executable; the pool is counted with the generation."""
+        held = self.inputs.num_bytes + self.results.num_bytes if self.is_alive else 0
+        return held + self.recorded.bytes_held
+
+    def serve(
+        self, tensors: Sequence[torch.Tensor], sizes: Mapping[Axis, int] | None, *, borrow: bool
+    ) -> Any:
+        """Load, replay, write back, and give the caller its result. Nothing waits for the device."""
+        self.hits += 1
+        self.inputs.load(tensors, self.rung)
+        self.recorded.replay()
+        for i in self.writes:
+            self._write_back(i, tensors[i])
+        if borrow:
+            return self.results.borrow(tensors)
+        if sizes is None:
+            return self.results.hand_out(tensors)
+        return self.results.cut(tensors, lengths(self.result_growth, sizes))
+
+    def _write_back(self, i: int, given: torch.Tensor) -> None:
+        static = self.inputs.tensors[i]
+        if static is given:
+            return
+        if static.shape != given.shape:
+            for dim, n in enumerate(given.shape):
+                static = static.narrow(dim, 0, n)
+        given.copy_(static)
+
+    def release(self, *, keep_executable: bool) -> None:
+        """Stop serving and give up the static buffers; the executable too unless it must live on."""
+        if self.is_alive:
+            self.is_alive = False
+            if not keep_executable:
+                self.recorded.free()
+            self.inputs = self.results = None  # type: ignore[assignment]
+
+    def free(self) -> None:
+        self.release(keep_executable=False)
+        self.recorded.free()
+
+
+Invoke = Callable[[Sequence[torch.Tensor]], Any]
+"""Calls the region's callable with these tensors in the places of its inputs."""

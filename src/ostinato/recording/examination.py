@@ -1,0 +1,178 @@
+"""The gate of one recording: which calls it is compared on, and what must be equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.errors import GateFailed
+from ostinato.recording import gate, growth, tree
+from ostinato.recording.backend import Backend
+from ostinato.recording.buffers import pad
+from ostinato.recording.entry import Entry
+from ostinato.recording.gate import Verdict
+from ostinato.recording.ladder import Axis
+from ostinato.recording.probe import Probe
+
+if TYPE_CHECKING:
+    from ostinato.recording.recorder import Order
+
+VARIATIONS = (1, 7)
+"""By how many places the floating inputs of the two varied calls are rolled."""
+
+
+class Examination:
+    """Compares one recording with direct calls. Every trial starts from the same state and draws."""
+
+    def __init__(self, order: Order, entry: Entry, made: Probe, backend: Backend) -> None:
+        self._order = order
+        self._entry = entry
+        self._made = made
+        self._backend = backend
+        self._pool = entry.generation.pool
+
+    def restore(self) -> None:
+        """Put back random draws and whatever undeclared state the last trial wrote."""
+        self._made.restore()
+
+    def run_unpadded(self) -> Any:
+        """A direct call of the example at its own size, in memory of the pool."""
+        return self._direct(self._on_device(self._order.example))
+
+    def result_growth(self) -> growth.ResultGrowth:
+        """Which dimensions of the results follow which axis, found by padding the example further."""
+        order = self._order
+        assert order.rung is not None
+
+        def shapes_at(sizes: Mapping[Axis, int]) -> list[torch.Size]:
+            padded = self._padded(self._on_device(order.example), sizes)
+            shapes = [t.shape for t in self._leaves(self._direct(padded))]
+            self.restore()
+            return shapes
+
+        return growth.infer(shapes_at, order.rung)
+
+    def verdict(self) -> Verdict:
+        """Compare on every set; the worst distance seen. Raises ``GateFailed``."""
+        order = self._order
+        sets = [*order.gate_sets]
+        if not order.region.state:
+            sets += [[gate.vary(t, step) for t in order.example] for step in VARIATIONS]
+        verdicts = []
+        for number, tensors in enumerate(sets):
+            what = f"check {number + 1} of {len(sets)}"
+            if order.rung is None:
+                verdicts.append(self._exact(tensors, what))
+            else:
+                verdicts.append(self._rung(tensors, what))
+        worst = max(v.worst for v in verdicts)
+        notes = sorted({v.note for v in verdicts if v.note})
+        return Verdict(all(v.is_exact for v in verdicts), worst, "; ".join(notes))
+
+    def _exact(self, tensors: Sequence[torch.Tensor], what: str) -> Verdict:
+        want = self._observe(tensors, self._run_direct)
+        got = self._observe(tensors, self._run_replay)
+        gate.check_finite(want, f"the direct call's results in {what}")
+        return gate.compare_exact(got, want, self._spread(tensors, got, want), what)
+
+    def _rung(self, tensors: Sequence[torch.Tensor], what: str) -> Verdict:
+        """Padded direct call and replay agree in the real rows, padding poisoned; unpadded is close."""
+        order = self._order
+        sizes = order.region.sizes_of(tensors)
+        lengths = growth.lengths(self._entry.result_growth, sizes)
+        num = len(lengths)
+
+        def real(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [_cut(t, length) for t, length in zip(values[:num], lengths, strict=True)]
+
+        want = self._observe(tensors, self._run_direct)
+        got = self._observe(tensors, self._run_replay)
+        poisoned = self._observe(tensors, self._run_replay, poison=True)
+        gate.check_finite(real(want), f"the padded direct call's results in {what}")
+        spread = self._spread(tensors, got, want)
+        exact = gate.compare_exact(real(got), real(want), spread, what)
+        gate.compare_exact(real(poisoned), real(want), spread, f"{what}, padding poisoned")
+        unpadded = [t.clone() for t in self._leaves(self._direct(self._on_device(tensors)))]
+        self.restore()
+        close = gate.compare_close(real(want), unpadded, order.config.tolerance, what)
+        return Verdict(exact.is_exact, max(exact.worst, close.worst), exact.note)
+
+    def _spread(
+        self,
+        tensors: Sequence[torch.Tensor],
+        got: Sequence[torch.Tensor],
+        want: Sequence[torch.Tensor],
+    ) -> list[float] | None:
+        """How far two direct calls are apart, asked only when the replay is not equal to the first."""
+        if all(gate.is_bit_exact(a, b) for a, b in zip(got, want, strict=True)):
+            return None
+        again = self._observe(tensors, self._run_direct)
+        gaps = [gate.distance(a, b) for a, b in zip(again, want, strict=True)]
+        return gaps if any(gaps) else None
+
+    def _observe(
+        self,
+        tensors: Sequence[torch.Tensor],
+        run: Callable[[], list[torch.Tensor]],
+        *,
+        poison: bool = False,
+    ) -> list[torch.Tensor]:
+        """Clones of everything a run shows: results, written inputs, undeclared state."""
+        inputs = self._entry.inputs
+        inputs.load(tensors, self._order.rung)
+        if poison:
+            inputs.poison(tensors)
+        seen = run()
+        seen += [inputs.tensors[i].clone() for i in self._entry.writes]
+        seen += [write.tensor.clone() for write in self._made.writes]
+        self.restore()
+        return seen
+
+    def _run_direct(self) -> list[torch.Tensor]:
+        result = self._direct(self._entry.inputs.tensors)
+        return [t.clone() for t in self._leaves(result)]
+
+    def _run_replay(self) -> list[torch.Tensor]:
+        for static in self._entry.results.statics:
+            if static.is_floating_point():
+                static.fill_(float("nan"))
+        self._entry.recorded.replay()
+        return [t.clone() for t in self._entry.results.leaves(self._entry.inputs.tensors)]
+
+    def _direct(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return self._pool.warm_up(lambda: self._order.invoke(tensors))
+
+    def _leaves(self, result: Any) -> list[torch.Tensor]:
+        leaves: list[torch.Tensor] = []
+        structure = tree.flatten(result, leaves, "result")
+        if structure != self._entry.results.structure:
+            raise GateFailed(
+                f"the Python values of the result differ between calls: "
+                f"{tree.describe(self._entry.results.structure)} and {tree.describe(structure)}",
+                rule="result-value",
+                fix="return tensors, or values that do not change",
+            )
+        return leaves
+
+    def _on_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        uploads = self._order.region.uploads
+        return [t.to(self._backend.device) if i in uploads else t for i, t in enumerate(tensors)]
+
+    def _padded(
+        self, tensors: Sequence[torch.Tensor], sizes: Mapping[Axis, int]
+    ) -> list[torch.Tensor]:
+        padded = list(tensors)
+        for i, grown in self._order.region.grows.items():
+            shape = list(tensors[i].shape)
+            for dim, grows in grown.items():
+                shape[dim] = grows.length(sizes[grows.axis])
+            padded[i] = pad(tensors[i], grown, shape, sizes)
+        return padded
+
+
+def _cut(tensor: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
+    for dim, n in lengths.items():
+        tensor = tensor.narrow(dim, 0, n)
+    return tensor

@@ -1,0 +1,247 @@
+"""Makes one recording: probe, record, gate, time. Runs on the lane's thread, under its lock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ostinato import state
+from ostinato.errors import RecordingRefused
+from ostinato.recording import switches
+from ostinato.recording.admission import best_of, is_worth_it
+from ostinato.recording.backend import Backend
+from ostinato.recording.buffers import StaticInputs
+from ostinato.recording.cache import Cache, Generation
+from ostinato.recording.config import GraphConfig
+from ostinato.recording.entry import Entry, Invoke
+from ostinato.recording.examination import Examination
+from ostinato.recording.gate import Verdict
+from ostinato.recording.growth import ResultGrowth
+from ostinato.recording.key import Key
+from ostinato.recording.ladder import Axis
+from ostinato.recording.ledger import Ledger
+from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe
+from ostinato.recording.region import Region
+from ostinato.recording.results import Results
+from ostinato.recording.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be recorded: one key of one region, with an example call.
+
+    ``tensors`` are the example's own, of the key's specs for an exact recording and of any size up
+    to ``rung`` for a rung. ``gate_sets`` are further tensor lists from the caller, same structure.
+    """
+
+    region: Region
+    ledger: Ledger
+    config: GraphConfig
+    key: Key
+    invoke: Invoke
+    tensors: Sequence[torch.Tensor]
+    gate_sets: Sequence[Sequence[torch.Tensor]]
+    rung: Mapping[Axis, int] | None = None
+    result_growth: ResultGrowth | None = None
+    known_times: tuple[float, float] | None = None
+
+    @property
+    def example(self) -> Sequence[torch.Tensor]:
+        """What warm-up and gate start from: the caller's scratch calls where state is declared."""
+        return self.gate_sets[0] if self.region.state else self.tensors
+
+
+class _OutOfRoom(Exception):
+    """The recording does not fit beside what its generation holds."""
+
+
+class Recorder:
+    """Makes recordings on one lane, into one cache."""
+
+    def __init__(self, backend: Backend, cache: Cache) -> None:
+        self._backend = backend
+        self._cache = cache
+
+    def record(self, order: Order) -> Entry:
+        """Record and check; the entry is in the cache when this returns.
+
+        Raises ``RecordingRefused`` (with ``GateFailed`` and ``CaptureFailed`` below it), or what the
+        callable itself raises. Whatever happens, no effect of the trial calls stays.
+        """
+        with switches.entering(order.key.modes, self._backend.device.type):
+            try:
+                return self._attempt(order, self._cache.current())
+            except _OutOfRoom:
+                return self._attempt_alone(order)
+
+    def _attempt_alone(self, order: Order) -> Entry:
+        """Once more, in a generation of its own, with every other one retired."""
+        try:
+            for generation in list(self._cache):
+                self._cache.retire(generation)
+            return self._attempt(order, self._cache.current())
+        except _OutOfRoom:
+            limit = self._cache.budget.limit_bytes
+            raise RecordingRefused(
+                f"the recording alone does not fit the budget of {limit} bytes",
+                rule="budget",
+                fix="raise GraphConfig.budget_bytes",
+            ) from None
+
+    def _attempt(self, order: Order, generation: Generation) -> Entry:
+        try:
+            return self._make(order, generation)
+        except BaseException as error:
+            if not isinstance(error, _OutOfRoom):
+                generation.is_open = generation.is_open and not _is_half_done(error)
+            self._tidy(generation)
+            raise
+
+    def _tidy(self, generation: Generation) -> None:
+        """After a failure: a generation without recordings gives its pool back at once."""
+        if not generation.members:
+            self._cache.retire(generation, is_eviction=False)
+        else:
+            generation.measure()
+
+    def _make(self, order: Order, generation: Generation) -> Entry:
+        region, ledger, pool = order.region, order.ledger, generation.pool
+        ledger.check()
+        snapshot = ledger.snapshot()
+        inputs = self._static_inputs(order)
+        self._require_room(generation, inputs.num_bytes)
+        inputs.load(order.example, order.rung)
+        made, results = self._probe(order, generation, inputs)
+        self._require_room(generation, inputs.num_bytes + results.num_bytes)
+        before = ledger.check()
+        try:
+            recorded = pool.record(
+                lambda: results.store(order.invoke(inputs.tensors)), generators=made.generators
+            )
+        finally:
+            made.restore()
+        try:
+            if ledger.check() != before:
+                changes = "; ".join(ledger.changes[:3])
+                ledger.revert(snapshot)
+                raise RecordingRefused(
+                    f"each call changes a Python value, which a replay would not: {changes}",
+                    rule="python-state",
+                    fix="keep what changes from call to call in a tensor, or outside of the region",
+                )
+            entry = Entry(
+                key=order.key._replace(generation=(before, state.verdicts.number)),
+                inputs=inputs,
+                results=results,
+                recorded=recorded,
+                generation=generation,
+                writes=sorted(region.writes),
+                verdict=Verdict(False, float("nan"), "not checked"),
+                rung=order.rung,
+                is_random=made.is_random,
+            )
+            self._examine(order, entry, made)
+        except BaseException:
+            recorded.free()
+            raise
+        self._cache.add(generation, entry)
+        if self._cache.budget.held() > self._cache.budget.limit_bytes:
+            self._shrink(generation, entry)
+        return entry
+
+    def _static_inputs(self, order: Order) -> StaticInputs:
+        region = order.region
+        specs = order.key.specs
+        return StaticInputs(
+            [self._on_device(spec) for spec in specs],
+            self._backend.device,
+            in_place={i: order.tensors[i] for i in sorted(region.in_place)},
+            uploads=sorted(region.uploads),
+            growth=region.grows if order.rung is not None else {},
+        )
+
+    def _on_device(self, spec: TensorSpec) -> TensorSpec:
+        return spec._replace(device=self._backend.device)
+
+    def _probe(
+        self, order: Order, generation: Generation, inputs: StaticInputs
+    ) -> tuple[Probe, Results]:
+        region = order.region
+        made: Probe = generation.pool.warm_up(
+            lambda: probe(
+                lambda: order.invoke(inputs.tensors),
+                inputs.tensors,
+                state=region.state,
+                writes=region.writes,
+                max_state_bytes=MAX_STATE_BYTES,
+            )
+        )
+        made.restore()
+        order.ledger.watch(made.reads)
+        outside = [*order.ledger.tensors, *made.reads]
+        results = Results(made.result, inputs.tensors, outside)
+        return replace(made, result=None), results
+
+    def _require_room(self, generation: Generation, num_bytes: int) -> None:
+        generation.measure()
+        budget = self._cache.budget
+        if budget.held() + num_bytes <= budget.limit_bytes:
+            return
+        others = [g for g in self._cache if g is not generation]
+        for other in sorted(others, key=lambda g: g.last_used):
+            self._cache.retire(other)
+            if budget.held() + num_bytes <= budget.limit_bytes:
+                return
+        raise _OutOfRoom
+
+    def _shrink(self, generation: Generation, entry: Entry) -> None:
+        """The recording turned out larger than foreseen: others go, and if that is not enough, it goes."""
+        for other in sorted(
+            (g for g in self._cache if g is not generation), key=lambda g: g.last_used
+        ):
+            self._cache.retire(other)
+        if self._cache.budget.held() > self._cache.budget.limit_bytes:
+            generation.members.remove(entry)
+            entry.free()
+            raise _OutOfRoom
+
+    def _examine(self, order: Order, entry: Entry, made: Probe) -> None:
+        examination = Examination(order, entry, made, self._backend)
+        if order.rung is not None:
+            entry.result_growth = order.result_growth or examination.result_growth()
+        if order.config.verify != "off":
+            entry.verdict = examination.verdict()
+        if self._backend.name == "cuda":
+            entry.recorded_us, entry.direct_us = order.known_times or self._times(
+                order, entry, examination
+            )
+            entry.is_preferred = is_worth_it(entry.recorded_us, entry.direct_us)
+
+    def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
+        """Microseconds of a whole recorded and a whole direct call of the example, best of five."""
+        sizes = order.region.sizes_of(order.example) if order.rung is not None else None
+
+        def recorded() -> None:
+            entry.serve(order.example, sizes, borrow=False)
+            self._backend.synchronize()
+
+        def direct() -> None:
+            examination.run_unpadded()
+            self._backend.synchronize()
+
+        recorded()
+        times = [1e6 * best_of(call, time.perf_counter) for call in (recorded, direct)]
+        entry.hits = 0
+        examination.restore()
+        return times[0], times[1]
+
+
+def _is_half_done(error: BaseException) -> bool:
+    """True for failures during the capture itself, after which the pool takes no new recording."""
+    return isinstance(error, RecordingRefused) and error.rule in _CLOSING_RULES
+
+
+_CLOSING_RULES = {"capture-failed", "graph-node", "stream-escape", "empty"}

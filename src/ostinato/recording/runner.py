@@ -1,0 +1,112 @@
+"""One lane of one device with its cache and budget; serves any number of regions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from ostinato.errors import ConfigError
+from ostinato.recording.backend import Backend
+from ostinato.recording.cache import Budget, Cache
+from ostinato.recording.config import GraphConfig, resolve_budget
+from ostinato.recording.entry import Entry
+from ostinato.recording.lane import Lane
+from ostinato.recording.recorder import Order, Recorder
+from ostinato.recording.region import Region
+from ostinato.recording.served import Served
+from ostinato.recording.stats import Counters, Stats
+
+
+class Runner:
+    """Records and replays regions on one lane.
+
+    ``budget`` may be shared with others (a KV cache, another lane of the device). Regions of one
+    runner share the lane's pools; regions that must overlap on the device belong to two runners.
+    """
+
+    def __init__(self, backend: Backend, budget: Budget) -> None:
+        self.device = backend.device
+        self.budget = budget
+        self.lane = Lane(backend)
+        self.cache = Cache(backend, budget)
+        self._recorder = Recorder(backend, self.cache)
+        self._is_closed = False
+
+    @classmethod
+    def on(cls, device: torch.device, config: GraphConfig | None = None) -> Runner:
+        """A runner with the device's own backend and a budget of its own."""
+        budget = resolve_budget(config or GraphConfig(), device).budget_bytes
+        assert budget is not None
+        return cls(backend_of(device), Budget(budget))
+
+    def serve(self, region: Region, config: GraphConfig | None = None) -> Served:
+        """Put a region in service."""
+        return Served(self, region, config or GraphConfig())
+
+    def make(self, order: Order, counters: Counters, find: Callable[[], Entry | None]) -> Entry:
+        """Record on the lane's thread, unless ``find`` shows that it has just been made."""
+
+        def job() -> Entry:
+            made = find()
+            if made is not None and made.is_alive:
+                return made
+            start = time.perf_counter()
+            try:
+                entry = self._recorder.record(order)
+            finally:
+                counters.add("recording_seconds", time.perf_counter() - start)
+            counters.add("num_recorded", 1)
+            return entry
+
+        entry: Entry = self.lane.run(job)
+        return entry
+
+    def stats(self, served: Served) -> Stats:
+        """A snapshot of one region, with the device's totals."""
+        counters = served.counters
+        routes = counters.routes()
+        calls = dict.fromkeys(("exact", "rung", "direct"), 0)
+        reasons: dict[str, int] = {}
+        for route, count in routes.items():
+            calls[route.route] += count
+            reason = f"{route.route}: {route.reason}"
+            reasons[reason] = reasons.get(reason, 0) + count
+        entries = served.recordings()
+        return Stats(
+            calls=calls,
+            reasons=reasons,
+            num_recordings=len(entries),
+            num_recorded=int(counters.number("num_recorded")),
+            num_refused=int(counters.number("num_refused")),
+            num_evicted=self.cache.num_evicted,
+            recording_seconds=counters.number("recording_seconds"),
+            rows_served=int(counters.number("rows_served")),
+            rows_padded=int(counters.number("rows_padded")),
+            bytes_held=sum(e.own_bytes for e in entries),
+            device_bytes_held=self.budget.held(),
+            budget_bytes=self.budget.limit_bytes,
+            refusals=served.refusals(),
+        )
+
+    def close(self) -> None:
+        """Free every recording and end the lane's thread. Calling it twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            with self.lane.lock:
+                self.cache.close()
+            self.lane.close()
+
+
+def backend_of(device: torch.device) -> Backend:
+    """The backend that records on ``device``; raises ``ConfigError`` for one without."""
+    if device.type == "cuda":
+        from ostinato.recording.cuda import CudaBackend
+
+        return CudaBackend(device)
+    if device.type == "cpu":
+        from ostinato.recording.tape import TapeLane
+
+        return TapeLane()
+    raise ConfigError(f"device {device} cannot record; expected cuda or cpu")
