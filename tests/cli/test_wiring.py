@@ -76,6 +76,26 @@ def test_the_snapshot_holds_the_runtimes_numbers_only() -> None:
     assert graph.made[0].is_closed
 
 
+@pytest.mark.parametrize(("switch", "route"), [("1", "exact"), ("0", "direct")])
+def test_the_runtime_itself_serves_the_encoders_bytes(switch: str, route: str) -> None:
+    settings = resolve_settings(environ={"OSTINATO_VIT_CUDA_GRAPH": switch})
+    service = load_service("tiny-photograph", settings, device="cpu")
+    service.warm_up()
+    assert (service.snapshot() == {}) is (switch == "0")
+    try:
+        flipped = np.ascontiguousarray(PHOTOGRAPH[:, ::-1])
+        results = service.serve([Request({"image": image}) for image in (PHOTOGRAPH, flipped)])
+        for image, reply in zip((PHOTOGRAPH, flipped), results, strict=True):
+            assert isinstance(reply, Reply)
+            assert reply.route == route
+            with torch.inference_mode():
+                expected = make_tiny_encoder()(pixels_from_image(image)).numpy()
+            assert np.array_equal(reply.outputs["tokens"], expected)
+        assert service.snapshot()["num_recordings"] == int(switch)
+    finally:
+        service.close()
+
+
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ConfigError, match=r"model 'huge' is not known.*tiny-photograph"):
         load_service("huge", resolve_settings(environ={}), device="cpu", graph=FakeGraph())

@@ -5,7 +5,6 @@ The only place where ``serve`` and the rest of the package meet.
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+import ostinato
 from ostinato.assets.photograph import NAME, photograph_bytes
 from ostinato.assets.tiny import PATCH, make_tiny_encoder, pixels_from_image
 from ostinato.cli.config import Settings
@@ -38,7 +38,7 @@ class GraphedCall(Protocol):
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor: ...
     def record(self, pixels: torch.Tensor) -> Any: ...
-    def why(self) -> Why: ...
+    def why(self) -> Why | None: ...
     def stats(self) -> Any: ...
     def close(self) -> None: ...
 
@@ -53,11 +53,8 @@ class GraphFactory(Protocol):
 
 def public_graph(fn: Callable[..., Any], *, name: str, is_recording_on: bool) -> GraphedCall:
     """``ostinato.graph`` with the one switch that turns recordings off."""
-    runtime: Any = importlib.import_module("ostinato")
-    if not hasattr(runtime, "graph"):
-        raise ConfigError("this build of ostinato has no recording runtime (ostinato.graph)")
-    config = runtime.GraphConfig(mode="auto" if is_recording_on else "off")
-    graphed: GraphedCall = runtime.graph(fn, name=name, config=config)
+    config = ostinato.GraphConfig(mode="auto" if is_recording_on else "off")
+    graphed: GraphedCall = ostinato.graph(fn, name=name, config=config)
     return graphed
 
 
@@ -116,13 +113,17 @@ class TinyPhotographService:
             "encode": (time.monotonic() - prepared_s) * 1e3,
         }
         why = self._call.why()
-        return Reply({"tokens": tokens}, str(why.route), str(why.reason), stage_ms)
+        assert why is not None  # this thread has just made a call
+        return Reply({"tokens": tokens}, why.route, why.reason, stage_ms)
 
     def snapshot(self) -> Mapping[str, float]:
         """The runtime's own counters, those that are plain numbers."""
         if self._call is None:
             return {}
-        stats = self._call.stats()
+        try:
+            stats = self._call.stats()
+        except ConfigError:  # nothing was called yet, so there is nothing to count
+            return {}
         if is_dataclass(stats) and not isinstance(stats, type):
             stats = asdict(stats)
         numbers = dict(stats) if isinstance(stats, Mapping) else {}
