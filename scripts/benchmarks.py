@@ -15,8 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def find_benchmarks(root: Path) -> list[Path]:
-    """The files directly in bench/ that are benchmarks and not helpers."""
-    return sorted(path for path in (root / "bench").glob("*.py") if not path.name.startswith("_"))
+    """The files directly in bench/ that can be run; the others are shared by them."""
+    files = sorted((root / "bench").glob("*.py"))
+    return [path for path in files if '__name__ == "__main__"' in path.read_text()]
 
 
 def run_all(root: Path) -> int:
@@ -27,7 +28,8 @@ def run_all(root: Path) -> int:
     failed = 0
     for path in benchmarks:
         print(f"== {path.relative_to(root)}", flush=True)
-        failed += subprocess.run([sys.executable, path], cwd=root, check=False).returncode != 0
+        command = [sys.executable, "-m", f"bench.{path.stem}"]
+        failed += subprocess.run(command, cwd=root, check=False).returncode != 0
     return failed
 
 

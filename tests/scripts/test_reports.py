@@ -41,9 +41,11 @@ def test_results_are_listed_as_they_state_themselves(tmp_path: Path) -> None:
 
 def test_each_benchmark_runs_and_failures_are_counted(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "good.py").write_text("open('good', 'w')")
-    (tmp_path / "bench" / "bad.py").write_text("raise SystemExit(3)")
-    (tmp_path / "bench" / "_helper.py").write_text("open('helper', 'w')")
+    main = 'if __name__ == "__main__":\n    '
+    good = f"from bench.shared import NAME\n{main}open(NAME, 'w').close()"
+    (tmp_path / "bench" / "good.py").write_text(good)
+    (tmp_path / "bench" / "bad.py").write_text(f"{main}raise SystemExit(3)")
+    (tmp_path / "bench" / "shared.py").write_text("NAME = 'made'")
     assert benchmarks.run_all(tmp_path) == 1
-    assert (tmp_path / "good").exists()
-    assert not (tmp_path / "helper").exists()
+    assert [path.stem for path in benchmarks.find_benchmarks(tmp_path)] == ["bad", "good"]
+    assert (tmp_path / "made").exists()
