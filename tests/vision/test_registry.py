@@ -12,8 +12,8 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 
 from ostinato.errors import WeightsError
 from ostinato.vision.contract import VisionConfig
+from ostinato.vision.fields import Fields
 from ostinato.vision.load import tower_config
-from ostinato.vision.models.fields import Fields
 from ostinato.vision.registry import FAMILIES, find_family
 
 QWEN2_VL_7B = {

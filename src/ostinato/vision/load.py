@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ostinato.errors import WeightsError
-from ostinato.vision.models.fields import Fields
-from ostinato.vision.models.tower import Tower
+from ostinato.vision.fields import Fields
 from ostinato.vision.registry import Family, find_family
+from ostinato.vision.tower import Tower
 from ostinato.weights.assign import assign, check_shapes, published_names
 from ostinato.weights.config import read_config, read_json
 from ostinato.weights.files import Files, find_shipped, open_files

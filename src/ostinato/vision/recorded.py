@@ -26,10 +26,10 @@ from ostinato.vision.bounded import BoundedCache
 from ostinato.vision.contract import EncoderOutput, Layout, LayoutTensors, Rung
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.layout import Layouts, num_bytes, to_tensors
-from ostinato.vision.models.tower import Tower
 from ostinato.vision.packing import Load, Packer
 from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
+from ostinato.vision.tower import Tower
 
 UNTIMED_CALL = 1000.0
 """Without a clock (the tape) a call costs this many rows, so that packing still prefers

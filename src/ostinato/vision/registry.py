@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ostinato.errors import WeightsError
 from ostinato.vision.contract import VisionConfig
+from ostinato.vision.fields import Fields
 from ostinato.vision.models import qwen2_5_vl, qwen2_vl, qwen3_vl
-from ostinato.vision.models.fields import Fields
-from ostinato.vision.models.tower import Tower
+from ostinato.vision.tower import Tower
 
 
 @dataclass(frozen=True, slots=True)

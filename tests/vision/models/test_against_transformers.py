@@ -14,7 +14,7 @@ from torch import nn
 from ostinato.vision.contract import Grid, Layout
 from ostinato.vision.layout import Layouts
 from ostinato.vision.load import load_tower
-from ostinato.vision.models.tower import Tower
+from ostinato.vision.tower import Tower
 from tests.vision.references import (
     FAMILIES,
     MIXED_GRIDS,

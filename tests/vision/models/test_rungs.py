@@ -12,7 +12,7 @@ from ostinato.vision.contract import Grid, Rung, VisionConfig
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.layout import Layouts, to_tensors
 from ostinato.vision.load import load_tower
-from ostinato.vision.models.tower import Tower
+from ostinato.vision.tower import Tower
 from tests.vision.references import distance, make_patches, run
 
 TINY = ("tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl")

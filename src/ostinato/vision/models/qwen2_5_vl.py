@@ -15,8 +15,8 @@ from ostinato.layers.mlp import GatedMlp
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.patch import PatchMerger
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
-from ostinato.vision.models.fields import Fields
-from ostinato.vision.models.tower import Tower
+from ostinato.vision.fields import Fields
+from ostinato.vision.tower import Tower
 
 PUBLISHED_NAMES = (
     (r"^merger\.norm", "merger.ln_q"),
