@@ -16,7 +16,7 @@ def _x(rows: int, width: int, stride: int | None = None, seed: int = 0) -> torch
     return torch.randn(rows, stride or width)[:, :width]
 
 
-@pytest.mark.parametrize("width", [1, 17, 64, 1152])
+@pytest.mark.parametrize("width", [1, 17, 64, 1100])
 @pytest.mark.parametrize("affine", [False, True])
 def test_norms_stay_within_their_bound_on_adversarial_rows(width: int, affine: bool) -> None:
     x, residual = _x(21, width, width + 8), _x(21, width, seed=1)
@@ -28,10 +28,10 @@ def test_norms_stay_within_their_bound_on_adversarial_rows(width: int, affine: b
     assert_agrees("add_rms_norm", x, residual, weight, EPS)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    rows=st.integers(1, 40),
-    width=st.integers(1, 300),
+    rows=st.integers(1, 30),
+    width=st.integers(1, 150),
     pad=st.integers(0, 9),
     eps=st.sampled_from([1e-5, 1e-6, 1e-12]),
 )

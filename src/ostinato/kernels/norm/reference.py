@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import layer_norm as _torch_layer_norm
 
-FP32_EPS = torch.finfo(torch.float32).eps
+from ostinato.kernels.bounds import FP32_EPS, units
 
 
 def layer_norm(
@@ -51,14 +51,14 @@ def layer_norm_tolerance(
     terms = _largest(x) * _inverse_std(x, eps) * scale
     if bias is not None:
         terms = terms + bias.float().abs().max()
-    return [_unit(expected[0]) + 32 * FP32_EPS * terms]
+    return [units(expected[0]) + 32 * FP32_EPS * terms]
 
 
 def rms_norm_tolerance(
     expected: Sequence[torch.Tensor], args: tuple[Any, ...]
 ) -> list[torch.Tensor]:
     """Three units in the last place: one of the normalised value, doubled by the second rounding."""
-    return [3 * _unit(expected[0]) + 32 * FP32_EPS * expected[0].float().abs()]
+    return [3 * units(expected[0]) + 32 * FP32_EPS * expected[0].float().abs()]
 
 
 def add_layer_norm_tolerance(
@@ -75,11 +75,6 @@ def add_rms_norm_tolerance(
     """The norm's bound on the sum; the sum itself is bit-exact."""
     normed = rms_norm_tolerance(expected[:1], (expected[1], *args[2:]))
     return [*normed, torch.zeros_like(expected[1], dtype=torch.float32)]
-
-
-def _unit(x: torch.Tensor) -> torch.Tensor:
-    info = torch.finfo(x.dtype)
-    return x.float().abs() * info.eps + info.tiny * info.eps
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
