@@ -20,16 +20,16 @@ if IS_INTERPRETED:
     def _by_torch(fn: Any) -> Any:
         from triton.runtime.interpreter import TensorHandle
 
-        def apply(x: Any) -> Any:
-            data = fn(torch.from_numpy(x.handle.data.copy())).numpy()
-            return tl.tensor(TensorHandle(data, x.handle.dtype), x.type)
+        def apply(x: Any, *rest: Any) -> Any:
+            inputs = [torch.from_numpy(a.handle.data.copy()) for a in (x, *rest)]
+            return tl.tensor(TensorHandle(fn(*inputs).numpy(), x.handle.dtype), x.type)
 
         return apply
 
     exp = _by_torch(torch.exp)
     tanh = _by_torch(torch.tanh)
     erf = _by_torch(torch.erf)
-    log = _by_torch(torch.log)
+    fma = _by_torch(lambda x, y, z: (x.double() * y.double() + z.double()).float())
 else:
     from triton.language.extra.cuda import libdevice
 
@@ -46,8 +46,8 @@ else:
         return libdevice.erf(x)
 
     @triton.jit
-    def log(x):
-        return libdevice.log(x)
+    def fma(x, y, z):
+        return tl.fma(x, y, z)
 
 
 @triton.jit
