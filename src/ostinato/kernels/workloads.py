@@ -1,0 +1,122 @@
+"""One call per operator and model width: what the compile check, the GPU check and benchmarks run.
+
+Works on any device, ``meta`` included: there only shapes matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ostinato.kernels.op import Operator, registered
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A call of one operator. ``label`` names the shape in tables."""
+
+    operator: Operator
+    args: tuple[Any, ...]
+    label: str
+
+    def num_bytes(self) -> int:
+        """Bytes that have to move: every input and output once, nothing for reuse."""
+        outputs = self.operator.reference(*(_meta(a) for a in self.args))
+        tensors = [*self.args, *(outputs if isinstance(outputs, tuple) else (outputs,))]
+        return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
+
+
+def _meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def workloads(*, rows: int, dtype: torch.dtype, device: str) -> Iterator[Workload]:
+    """Every operator at the widths of the model families, with ``rows`` rows."""
+    _import_operators()
+    known = {operator.name: operator for operator in registered()}
+    make = _Maker(rows, dtype, device)
+    for name, label, args in (*_norms(make), *_activations(make), *_ropes(make)):
+        yield Workload(known[name], args, label)
+
+
+def thinned(every: Sequence[Workload]) -> list[Workload]:
+    """The first and the last workload of each operator: the narrowest and the widest."""
+    by_name: dict[str, list[Workload]] = {}
+    for workload in every:
+        by_name.setdefault(workload.operator.name, []).append(workload)
+    return [w for group in by_name.values() for w in (group[:1] + group[1:][-1:])]
+
+
+Calls = Iterator[tuple[str, str, tuple[Any, ...]]]
+
+
+class _Maker:
+    """Tensors of one device and dtype, from one generator of its own."""
+
+    def __init__(self, rows: int, dtype: torch.dtype, device: str) -> None:
+        self.rows, self.dtype, self.device = rows, dtype, device
+        self._generator = torch.Generator("cpu" if device == "meta" else device)
+        self._generator.manual_seed(0)
+
+    def floats(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Standard normal values."""
+        kind = dtype or self.dtype
+        if self.device == "meta":
+            return torch.empty(shape, dtype=kind, device="meta")
+        return torch.randn(shape, dtype=kind, device=self.device, generator=self._generator)
+
+    def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Uniform in [0, high)."""
+        if self.device == "meta":
+            return torch.empty(shape, dtype=dtype, device="meta")
+        size = {"dtype": dtype, "device": self.device, "generator": self._generator}
+        return torch.randint(high, shape, **size)  # type: ignore[call-overload,no-any-return]
+
+
+def _norms(make: _Maker) -> Calls:
+    for width in (256, 1152, 2048, 3072, 4096):
+        x, residual = make.floats(make.rows, width), make.floats(make.rows, width)
+        weight, bias = make.floats(width), make.floats(width)
+        yield "layer_norm", f"{width}", (x, weight, bias, 1e-6)
+        yield "add_layer_norm", f"{width}", (x, residual, weight, bias, 1e-6)
+        yield "rms_norm", f"{width}", (x, weight, 1e-6)
+        yield "add_rms_norm", f"{width}", (x, residual, weight, 1e-6)
+
+
+def _activations(make: _Maker) -> Calls:
+    for width, activation in ((4304, "gelu_tanh"), (4608, "gelu_erf"), (5120, "gelu_quick")):
+        yield "gelu", f"{width} {activation}", (make.floats(make.rows, width), None, activation)
+    for width in (704, 3420, 9216):
+        packed = make.floats(make.rows, 2 * width)
+        yield "swiglu", f"2x{width} silu", (packed, None, "silu")
+    packed, bias = make.floats(make.rows, 2 * 3420), make.floats(2 * 3420)
+    yield "swiglu", "2x3420 silu bias", (packed, bias, "silu")
+
+
+def _ropes(make: _Maker) -> Calls:
+    for heads, kv_heads, head_dim, style, kind in (
+        (16, 16, 72, "half", torch.float32),
+        (16, 16, 80, "half", torch.float32),
+        (32, 8, 128, "half", make.dtype),
+        (24, 24, 128, "adjacent", torch.float32),
+        (4, 4, 64, "half", make.dtype),
+    ):
+        qkv = make.floats(make.rows, (heads + 2 * kv_heads) * head_dim)
+        cos, sin = (make.floats(make.rows, head_dim // 2, dtype=kind) for _ in range(2))
+        sizes = (heads, kv_heads, head_dim, style)
+        label = f"{heads}/{kv_heads}x{head_dim} {style}"
+        yield "rope", label, (qkv, cos, sin, *sizes)
+        weight = None if head_dim == 64 else make.floats(head_dim)
+        yield "norm_rope", label, (qkv, cos, sin, weight, weight, 1e-6, *sizes)
+
+
+def _import_operators() -> None:
+    from importlib import import_module
+
+    for name in ("gelu", "norm", "rope", "swiglu"):
+        import_module(f"ostinato.kernels.{name}")
