@@ -14,6 +14,19 @@ import torch
 from ostinato.kernels.op import Operator, registered
 
 
+OPERATOR_PACKAGES = (
+    "fp8",
+    "gate_residual",
+    "gelu",
+    "modulate",
+    "norm",
+    "patch_merge",
+    "position_interpolation_add",
+    "rope",
+    "swiglu",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A call of one operator. ``label`` names the shape in tables."""
@@ -40,7 +53,8 @@ def workloads(*, rows: int, dtype: torch.dtype, device: str) -> Iterator[Workloa
     _import_operators()
     known = {operator.name: operator for operator in registered()}
     make = _Maker(rows, dtype, device)
-    for name, label, args in (*_norms(make), *_activations(make), *_ropes(make)):
+    groups = (_norms, _activations, _ropes, _modulations, _patches, _fp8)
+    for name, label, args in (call for group in groups for call in group(make)):
         yield Workload(known[name], args, label)
 
 
@@ -115,8 +129,50 @@ def _ropes(make: _Maker) -> Calls:
         yield "norm_rope", label, (qkv, cos, sin, weight, weight, 1e-6, *sizes)
 
 
+def _modulations(make: _Maker) -> Calls:
+    for width in (1024, 3072):
+        x, y = make.floats(make.rows, width), make.floats(make.rows, width)
+        shift, scale, gate = make.floats(1, 3 * width).chunk(3, dim=1)
+        yield "modulate", f"{width}", (x, scale, shift, None, 1e-6)
+        yield "gate_residual", f"{width}", (x, y, gate, None)
+        shift, scale, gate = make.floats(5, 3 * width).chunk(3, dim=1)
+        segments = make.integers(5, make.rows, dtype=torch.int32)
+        yield "modulate", f"{width} segments", (x, scale, shift, segments, 1e-6)
+        yield "gate_residual", f"{width} segments", (x, y, gate, segments)
+
+
+def _patches(make: _Maker) -> Calls:
+    for width in (1152, 1280):
+        x, table = make.floats(make.rows, width), make.floats(48 * 48, width)
+        indices = make.integers(48 * 48, make.rows, 4)
+        weights = make.floats(make.rows, 4, dtype=torch.float32)
+        yield "position_interpolation_add", f"{width}", (x, table, indices, weights)
+    for height, width, channels in ((136, 184, 256), (17, 23, 2048)):
+        x = make.floats(1, height, width, channels)
+        yield "patch_merge", f"{height}x{width}x{channels}", (x,)
+
+
+def _fp8(make: _Maker) -> Calls:
+    for width in (1152, 3072, 9216):
+        yield "fp8_quantize", f"{width}", (make.floats(make.rows, width),)
+    for width, kind in ((1152, "layer"), (4096, "rms")):
+        x, residual, weight = (
+            make.floats(make.rows, width),
+            make.floats(make.rows, width),
+            make.floats(width),
+        )
+        yield "fp8_norm", f"{width} {kind}", (x, weight, None, 1e-6, kind)
+        yield "fp8_add_norm", f"{width} {kind}", (x, residual, weight, None, 1e-6, kind)
+    x = make.floats(make.rows, 3072)
+    shift, scale, _ = make.floats(5, 3 * 3072).chunk(3, dim=1)
+    segments = make.integers(5, make.rows, dtype=torch.int32)
+    yield "fp8_modulate", "3072 segments", (x, scale, shift, segments, 1e-6)
+    yield "fp8_gelu", "4304 gelu_tanh", (make.floats(make.rows, 4304), None, "gelu_tanh")
+    yield "fp8_swiglu", "2x9216 silu", (make.floats(make.rows, 2 * 9216), None, "silu")
+
+
 def _import_operators() -> None:
     from importlib import import_module
 
-    for name in ("gelu", "norm", "rope", "swiglu"):
+    for name in OPERATOR_PACKAGES:
         import_module(f"ostinato.kernels.{name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.norm.triton import normalised
 from ostinato.kernels.rowwise import whole_row_tile
 from ostinato.kernels.triton_math import through
 
@@ -16,6 +17,20 @@ def segment_of(segments_pointer, row, num_rows, has_segments: tl.constexpr):
         return tl.load(segments_pointer + row, mask=row < num_rows, other=0).to(tl.int64)
     else:
         return row * 0
+
+
+@triton.jit
+def modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_pointer, y_pointer,
+              num_rows, eps, scale_stride: tl.constexpr, shift_stride: tl.constexpr,
+              width: tl.constexpr, has_segments: tl.constexpr):  # fmt: skip
+    """Normalise and modulate whole rows of fp32 ``x``; the last sum is not yet rounded."""
+    y = normalised(x, is_inside, column, x, x, y_pointer, eps, width, False, False, False)
+    normed = through(y, y_pointer)
+    segment = segment_of(segments_pointer, row, num_rows, has_segments)
+    scale = tl.load(scale_pointer + segment * scale_stride + column, mask=is_inside, other=0.0)
+    shift = tl.load(shift_pointer + segment * shift_stride + column, mask=is_inside, other=0.0)
+    factor = through(1.0 + scale.to(tl.float32), y_pointer)
+    return through(factor * normed, y_pointer) + shift.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -39,15 +54,8 @@ def modulate_kernel(
     column = tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)
     x = tl.load(x_pointer + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    mean = tl.sum(x, axis=1)[:, None] / width
-    x = tl.where(is_inside, x - mean, 0.0)
-    variance = tl.sum(x * x, axis=1)[:, None] / width
-    normed = through(x * tl.rsqrt(variance + eps), y_pointer)
-    segment = segment_of(segments_pointer, row, num_rows, has_segments)
-    scale = tl.load(scale_pointer + segment * scale_stride + column, mask=is_inside, other=0.0)
-    shift = tl.load(shift_pointer + segment * shift_stride + column, mask=is_inside, other=0.0)
-    factor = through(1.0 + scale.to(tl.float32), y_pointer)
-    y = through(factor * normed, y_pointer) + shift.to(tl.float32)
+    y = modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_pointer, y_pointer,
+                  num_rows, eps, scale_stride, shift_stride, width, has_segments)  # fmt: skip
     tl.store(y_pointer + row * width + column, y, mask=is_inside)
 
 

@@ -10,6 +10,25 @@ from ostinato.kernels.rowwise import whole_row_tile
 from ostinato.kernels.triton_math import through
 
 
+@triton.jit
+def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps,
+               width: tl.constexpr, is_rms: tl.constexpr, has_weight: tl.constexpr,
+               has_bias: tl.constexpr):  # fmt: skip
+    """Normalise whole rows (rows, columns) of fp32 ``x``, zero outside; not yet rounded at the end."""
+    if not is_rms:
+        mean = tl.sum(x, axis=1)[:, None] / width
+        x = tl.where(is_inside, x - mean, 0.0)
+    variance = tl.sum(x * x, axis=1)[:, None] / width
+    y = x * tl.rsqrt(variance + eps)
+    if is_rms:
+        y = through(y, y_pointer)
+    if has_weight:
+        y *= tl.load(weight_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+    if has_bias:
+        y += tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+    return y
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x_pointer,
@@ -40,17 +59,8 @@ def norm_kernel(
         )
         x = through(x + other.to(tl.float32), total_pointer)
         tl.store(total_pointer + row * width + column, x, mask=is_inside)
-    if not is_rms:
-        mean = tl.sum(x, axis=1)[:, None] / width
-        x = tl.where(is_inside, x - mean, 0.0)
-    variance = tl.sum(x * x, axis=1)[:, None] / width
-    y = x * tl.rsqrt(variance + eps)
-    if is_rms:
-        y = through(y, y_pointer)
-    if has_weight:
-        y *= tl.load(weight_pointer + column, mask=column < width, other=0.0).to(tl.float32)
-    if has_bias:
-        y += tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+    y = normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps, width, is_rms,
+                   has_weight, has_bias)  # fmt: skip
     tl.store(y_pointer + row * width + column, y, mask=is_inside)
 
 
