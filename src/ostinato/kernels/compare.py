@@ -56,7 +56,7 @@ def _values(want: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor | None
     if allowed is None:
         wrong = (as_bytes(want) != as_bytes(have)) & ~want_nan
         return _describe(wrong, want_wide, have_wide, "bytes differ") if bool(wrong.any()) else None
-    # Infinities agree only with themselves, so their difference (NaN) has to be excused by equality.
+    # The difference of equal infinities is NaN, so equality has to excuse it.
     near = ((want_wide - have_wide).abs() <= allowed) & want_wide.isfinite()
     wrong = ~near & (want_wide != have_wide) & ~want_nan
     return _describe(wrong, want_wide, have_wide, "beyond the bound") if bool(wrong.any()) else None

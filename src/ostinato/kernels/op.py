@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -49,6 +50,7 @@ class Operator:
     min_capability: tuple[int, int] = (8, 0)
     is_row_invariant: bool = False
     largest: float = 1e30
+    kernel_takes_out: bool = False
     parameters: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +83,15 @@ def register(
     return packet.default  # type: ignore[no-any-return]
 
 
+def lazy_kernel(package: str, name: str) -> Callable[..., Any]:
+    """``package.triton.name``, imported at its first call: nothing of Triton is loaded before."""
+
+    def kernel(*args: Any, **out: torch.Tensor) -> Any:
+        return getattr(import_module(f"{package}.triton"), name)(*args, **out)
+
+    return kernel
+
+
 def registered() -> tuple[Operator, ...]:
     """Every operator that has been imported so far, by name."""
     return tuple(_registered[name] for name in sorted(_registered))
@@ -95,7 +106,8 @@ def _register_out(operator: Operator, schema: str) -> None:
         _copy_into(out, operator.reference(*args), operator.name)
 
     def on_cuda(*args: Any, out: torch.Tensor) -> None:
-        _copy_into(out, serve(*args, out=out), operator.name)
+        given = {"out": out} if operator.kernel_takes_out and out.is_contiguous() else {}
+        _copy_into(out, serve(*args, **given), operator.name)
 
     def shapes_only(*args: Any, out: torch.Tensor) -> None:
         return None

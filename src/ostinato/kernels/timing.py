@@ -39,4 +39,4 @@ def _batch_seconds(candidate: Candidate) -> float:
         candidate()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / _CALLS
+    return float(begin.elapsed_time(end)) / 1e3 / _CALLS

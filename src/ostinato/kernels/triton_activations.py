@@ -4,6 +4,9 @@ nvcc contracts ``x + 0.044715 * x^3`` to one fused multiply-add, so it is spelle
 else is contracted (kernels run with enable_fp_fusion=False). Only ``triton.py`` files import this.
 """
 
+# Triton's language is no Python that mypy knows.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton

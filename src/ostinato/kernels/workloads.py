@@ -13,7 +13,6 @@ import torch
 
 from ostinato.kernels.op import Operator, registered
 
-
 OPERATOR_PACKAGES = (
     "fp8",
     "gate_residual",

@@ -17,7 +17,7 @@ from ostinato.errors import ConfigError
 from ostinato.kernels.activations import Activation, check_activation
 from ostinato.kernels.fp8 import reference
 from ostinato.kernels.modulate import check_segments
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rowwise import as_rows, check_dtypes, check_width
 
 __all__ = [
@@ -42,11 +42,6 @@ def _register(
     has_total: bool = False,
     halves: bool = False,
 ) -> Callable[..., Any]:
-    def kernel(*args: Any) -> Any:
-        from ostinato.kernels.fp8 import triton
-
-        return getattr(triton, name)(*args)
-
     def fake(x: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
         multiple = reference.ROW_MULTIPLE
         rows = (x.shape[0] + multiple - 1) // multiple * multiple
@@ -58,7 +53,7 @@ def _register(
     operator = Operator(
         name=name,
         reference=getattr(reference, name),
-        kernel=kernel,
+        kernel=lazy_kernel(__name__, name),
         exactness="close" if has_sums else "bit-exact",
         tolerance=reference.tolerance if has_sums else None,
         rows=rows,

@@ -4,6 +4,9 @@ E4M3 bits are made with integers: exact on every card, also on those without FP8
 under the interpreter.
 """
 
+# Triton's language is no Python that mypy knows.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import torch
@@ -16,7 +19,7 @@ from ostinato.kernels.norm.triton import normalised
 from ostinato.kernels.rowwise import whole_row_tile
 from ostinato.kernels.swiglu.triton import gated
 from ostinato.kernels.triton_activations import activate
-from ostinato.kernels.triton_math import divide, through
+from ostinato.kernels.triton_math import divide, is_nan, through
 
 
 @triton.jit
@@ -27,7 +30,7 @@ def e4m3_bits(x):
     size = bits & 0x7FFFFFFF
     # Below 2^-6 the step is 2^-9, which is the step of fp32 at 2^14: adding 2^14 rounds.
     small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    # Above, drop 20 of 23 mantissa bits, ties to even, and change the exponent's bias from 127 to 7.
+    # Above, drop 20 of 23 mantissa bits, ties to even; the exponent's bias goes from 127 to 7.
     normal = (size + 0x7FFFF + ((size >> 20) & 1) - 0x3C000000) >> 20
     code = tl.where(size < 0x3C800000, small, normal)
     code = tl.where(size > 0x7F800000, 0x7F, code)
@@ -36,9 +39,9 @@ def e4m3_bits(x):
 
 @triton.jit
 def _largest(x):
-    """Largest absolute value of each row (rows, 1); NaN where the row has one, as torch does it."""
-    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)[:, None]
-    has_nan = tl.max((x != x).to(tl.int32), axis=1)[:, None]
+    """Largest absolute value of each row (rows, 1); NaN where the row has one, as in torch."""
+    largest = tl.max(tl.where(is_nan(x), 0.0, tl.abs(x)), axis=1)[:, None]
+    has_nan = tl.max(is_nan(x).to(tl.int32), axis=1)[:, None]
     return tl.where(has_nan > 0, float("nan"), largest)
 
 
@@ -87,7 +90,7 @@ def quantize_kernel(
         )
         x = through(x + other.to(tl.float32), x_pointer)
         tl.store(total_pointer + row * width + column, x, mask=is_inside)
-    if before == "layer" or before == "rms":
+    if before == "layer" or before == "rms":  # noqa: PLR1714  (Triton knows no `in`)
         x = normalised(x, is_inside, column, weight_pointer, bias_pointer, x_pointer, eps, width,
                        before == "rms", has_weight, has_bias)  # fmt: skip
     elif before == "modulate":

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ostinato.errors import ConfigError
 from ostinato.kernels.gate_residual import reference
 from ostinato.kernels.modulate import check_segments
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rowwise import as_rows, check_dtypes
 
 __all__ = ["gate_residual"]
-
-
-def _kernel(*args: Any, out: torch.Tensor | None = None) -> Any:
-    from ostinato.kernels.gate_residual import triton
-
-    return triton.gate_residual(*args)
 
 
 def _fake(x: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -29,7 +21,7 @@ _gate_residual = register(
     Operator(
         name="gate_residual",
         reference=reference.gate_residual,
-        kernel=_kernel,
+        kernel=lazy_kernel(__name__, "gate_residual"),
         exactness="bit-exact",
         rows=("x", "y", "segments"),
     ),

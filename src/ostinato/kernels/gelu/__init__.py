@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ostinato.kernels.activations import Activation, check_activation
 from ostinato.kernels.gelu import reference
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rowwise import as_rows, check_dtypes, check_width
 
 __all__ = ["gelu"]
-
-
-def _kernel(*args: Any, out: torch.Tensor | None = None) -> Any:
-    from ostinato.kernels.gelu import triton
-
-    return triton.gelu(*args)
 
 
 def _fake(x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
@@ -28,7 +20,7 @@ _gelu = register(
     Operator(
         name="gelu",
         reference=reference.gelu,
-        kernel=_kernel,
+        kernel=lazy_kernel(__name__, "gelu"),
         exactness="bit-exact",
         rows=("x",),
     ),

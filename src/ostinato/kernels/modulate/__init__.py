@@ -5,22 +5,14 @@ Close: the norm's sums run in another order than torch's; the modulation itself 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ostinato.errors import ConfigError
 from ostinato.kernels.modulate import reference
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rowwise import as_rows, check_dtypes
 
 __all__ = ["check_segments", "modulate"]
-
-
-def _kernel(*args: Any, out: torch.Tensor | None = None) -> Any:
-    from ostinato.kernels.modulate import triton
-
-    return triton.modulate(*args)
 
 
 def _fake(x: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -31,7 +23,7 @@ _modulate = register(
     Operator(
         name="modulate",
         reference=reference.modulate,
-        kernel=_kernel,
+        kernel=lazy_kernel(__name__, "modulate"),
         exactness="close",
         tolerance=reference.tolerance,
         rows=("x", "segments"),

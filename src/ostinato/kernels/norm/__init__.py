@@ -10,22 +10,13 @@ from typing import Any
 import torch
 
 from ostinato.kernels.norm import reference
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rowwise import as_rows, check_dtypes, check_width
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
 _LN = "Tensor? weight, Tensor? bias, float eps"
 _RMS = "Tensor? weight, float eps"
-
-
-def _kernel(name: str) -> Any:
-    def call(*args: Any, out: torch.Tensor | None = None) -> Any:
-        from ostinato.kernels.norm import triton
-
-        return getattr(triton, name)(*args, **({} if out is None else {"out": out}))
-
-    return call
 
 
 def _one(x: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -40,11 +31,12 @@ def _register(name: str, schema: str, *, has_residual: bool) -> Any:
     operator = Operator(
         name=name,
         reference=getattr(reference, name),
-        kernel=_kernel(name),
+        kernel=lazy_kernel(__name__, name),
         exactness="close",
         tolerance=getattr(reference, f"{name}_tolerance"),
         rows=("x", "residual") if has_residual else ("x",),
         is_row_invariant=True,
+        kernel_takes_out=not has_residual,
         largest=1e15,
     )
     return register(operator, schema, _two if has_residual else _one, out=not has_residual)

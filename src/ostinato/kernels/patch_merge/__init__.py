@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.patch_merge import reference
 
 __all__ = ["patch_merge"]
-
-
-def _kernel(*args: Any, out: torch.Tensor | None = None) -> Any:
-    from ostinato.kernels.patch_merge import triton
-
-    return triton.patch_merge(*args)
 
 
 def _fake(x: torch.Tensor) -> torch.Tensor:
@@ -28,7 +20,7 @@ _patch_merge = register(
     Operator(
         name="patch_merge",
         reference=reference.patch_merge,
-        kernel=_kernel,
+        kernel=lazy_kernel(__name__, "patch_merge"),
         exactness="bit-exact",
         rows=("x",),
     ),

@@ -5,22 +5,14 @@ The four products are added from first to last; the operator says so, so that or
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.position_interpolation_add import reference
 from ostinato.kernels.rowwise import check_dtypes
 
 __all__ = ["position_interpolation_add"]
-
-
-def _kernel(*args: Any, out: torch.Tensor | None = None) -> Any:
-    from ostinato.kernels.position_interpolation_add import triton
-
-    return triton.position_interpolation_add(*args)
 
 
 def _fake(x: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -31,7 +23,7 @@ _add = register(
     Operator(
         name="position_interpolation_add",
         reference=reference.position_interpolation_add,
-        kernel=_kernel,
+        kernel=lazy_kernel(__name__, "position_interpolation_add"),
         exactness="bit-exact",
         rows=("x", "indices", "weights"),
     ),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rope import reference
 
 __all__ = ["Style", "rope"]
@@ -18,18 +18,6 @@ __all__ = ["Style", "rope"]
 Style = Literal["half", "adjacent"]
 _SIZES = "int heads, int kv_heads, int head_dim, str style"
 _THREE = "(Tensor, Tensor, Tensor)"
-
-
-def _rope_kernel(*args: Any) -> Any:
-    from ostinato.kernels.rope import triton
-
-    return triton.rope(*args)
-
-
-def _norm_rope_kernel(*args: Any) -> Any:
-    from ostinato.kernels.rope import triton
-
-    return triton.norm_rope(*args)
 
 
 def _shapes(
@@ -72,7 +60,7 @@ _rope = register(
     Operator(
         name="rope",
         reference=reference.rope,
-        kernel=_rope_kernel,
+        kernel=lazy_kernel(__name__, "rope"),
         exactness="bit-exact",
         rows=("qkv", "cos", "sin"),
     ),
@@ -83,7 +71,7 @@ _norm_rope = register(
     Operator(
         name="norm_rope",
         reference=reference.norm_rope,
-        kernel=_norm_rope_kernel,
+        kernel=lazy_kernel(__name__, "norm_rope"),
         exactness="close",
         tolerance=reference.norm_rope_tolerance,
         rows=("qkv", "cos", "sin"),

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ostinato.errors import ConfigError
 from ostinato.kernels.activations import Activation, check_activation
-from ostinato.kernels.op import Operator, register
+from ostinato.kernels.op import Operator, lazy_kernel, register
 from ostinato.kernels.rowwise import as_rows, check_dtypes, check_width
 from ostinato.kernels.swiglu import reference
 
 __all__ = ["swiglu"]
-
-
-def _kernel(*args: Any, out: torch.Tensor | None = None) -> Any:
-    from ostinato.kernels.swiglu import triton
-
-    return triton.swiglu(*args)
 
 
 def _fake(packed: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
@@ -29,7 +21,7 @@ _swiglu = register(
     Operator(
         name="swiglu",
         reference=reference.swiglu,
-        kernel=_kernel,
+        kernel=lazy_kernel(__name__, "swiglu"),
         exactness="bit-exact",
         rows=("packed",),
     ),
