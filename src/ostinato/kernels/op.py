@@ -35,7 +35,8 @@ class Operator:
     or value ranges must fit together. ``options`` are the compile options of the kernel.
     ``is_row_invariant`` promises that a row's result depends neither on other rows nor their number.
     ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of squares that
-    fp32 can hold (torch's own answers differ by build beyond that).
+    fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False`` trusts a right
+    kernel without timing a reference that is dense and may not fit in memory.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Operator:
     is_row_invariant: bool = False
     largest: float = 1e30
     kernel_takes_out: bool = False
+    is_timed: bool = True
     parameters: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
