@@ -32,6 +32,7 @@ if IS_INTERPRETED:
     exp = _by_torch(torch.exp)
     tanh = _by_torch(torch.tanh)
     erf = _by_torch(torch.erf)
+    log = _by_torch(torch.log)
     fma = _by_torch(lambda x, y, z: (x.double() * y.double() + z.double()).float())
 else:
     from triton.language.extra.cuda import libdevice
@@ -47,6 +48,10 @@ else:
     @triton.jit
     def erf(x):
         return libdevice.erf(x)
+
+    @triton.jit
+    def log(x):
+        return libdevice.log(x)
 
     @triton.jit
     def fma(x, y, z):

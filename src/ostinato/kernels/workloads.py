@@ -18,10 +18,14 @@ OPERATOR_PACKAGES = (
     "gate_residual",
     "gelu",
     "modulate",
+    "neighbourhood_attention",
     "norm",
+    "paged_attention",
+    "paged_cache_write",
     "patch_merge",
     "position_interpolation_add",
     "rope",
+    "sampling",
     "swiglu",
 )
 
@@ -52,7 +56,7 @@ def workloads(*, rows: int, dtype: torch.dtype, device: str) -> Iterator[Workloa
     _import_operators()
     known = {operator.name: operator for operator in registered()}
     make = _Maker(rows, dtype, device)
-    groups = (_norms, _activations, _ropes, _modulations, _patches, _fp8)
+    groups = (_norms, _activations, _ropes, _modulations, _patches, _fp8, _attentions, _samplings)
     for name, label, args in (call for group in groups for call in group(make)):
         yield Workload(known[name], args, label)
 
@@ -82,6 +86,10 @@ class _Maker:
         if self.device == "meta":
             return torch.empty(shape, dtype=kind, device="meta")
         return torch.randn(shape, dtype=kind, device=self.device, generator=self._generator)
+
+    def steps(self, count: int, step: int) -> torch.Tensor:
+        """0, step, 2 * step, ... as int32."""
+        return torch.arange(count, dtype=torch.int32, device=self.device) * step
 
     def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Uniform in [0, high)."""
@@ -168,6 +176,40 @@ def _fp8(make: _Maker) -> Calls:
     yield "fp8_modulate", "3072 segments", (x, scale, shift, segments, 1e-6)
     yield "fp8_gelu", "4304 gelu_tanh", (make.floats(make.rows, 4304), None, "gelu_tanh")
     yield "fp8_swiglu", "2x9216 silu", (make.floats(make.rows, 2 * 9216), None, "silu")
+
+
+def _attentions(make: _Maker) -> Calls:
+    """Decode over 2048 keys, a prefill chunk, and the windows of the video VAE's first stage."""
+    page_size, kv_heads, head_dim, length = 16, 8, 128, 2048
+    for batch, heads, queries, split_length in ((8, 32, 1, 256), (2, 28, 128, 0)):
+        kv = kv_heads if heads % kv_heads == 0 else 4
+        pages = batch * length // page_size
+        caches = [make.floats(pages, page_size, kv, head_dim) for _ in range(2)]
+        table = make.integers(pages, batch, length // page_size, dtype=torch.int32)
+        offsets = make.steps(batch + 1, queries)
+        lengths = make.steps(batch, 0) + length
+        q = make.floats(batch * queries, heads, head_dim)
+        label = f"{batch}x{queries} of {length}, {heads}/{kv}x{head_dim}"
+        args = (q, *caches, table, offsets, lengths, queries, head_dim**-0.5, split_length)
+        yield "paged_attention", label, args
+    rows = min(make.rows, 2048)
+    caches = [make.floats(2 * rows // page_size + 1, page_size, kv_heads, head_dim) for _ in "kv"]
+    key, value = make.floats(rows, 2, kv_heads, head_dim).unbind(1)
+    slots = make.steps(rows, 2).long()
+    yield "paged_cache_write", f"{rows} x 8x128", (key, value, *caches, slots)
+    for height, width, heads in ((136, 184, 4), (17, 23, 32)):
+        q, k, v = make.floats(1, height, width, 3, heads, 64).unbind(3)
+        label = f"{height}x{width}, {heads}x64"
+        yield "neighbourhood_attention", label, (q, k, v, 5, 0.125)
+
+
+def _samplings(make: _Maker) -> Calls:
+    for batch, top_k, top_p in ((1, 0, 1.0), (8, 50, 0.9)):
+        one = make.steps(batch, 0)
+        p = one.float() + top_p
+        logits = make.floats(batch, 151_936)
+        args = (logits, one.float() + 0.7, one + top_k, p, one.float(), one.long(), one.long())
+        yield "sample", f"{batch} x 151936, k {top_k}, p {top_p}", args
 
 
 def _import_operators() -> None:

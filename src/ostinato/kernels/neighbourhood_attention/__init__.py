@@ -28,6 +28,7 @@ _attend = register(
         rows=("q", "k", "v"),
         examples=reference.examples,
         is_row_invariant=True,
+        options=(("enable_fp_fusion", True),),
     ),
     "(Tensor q, Tensor k, Tensor v, int window, float scale) -> Tensor",
     _fake,

@@ -129,5 +129,6 @@ def neighbourhood_attention(q, k, v, window, scale):
         precision="ieee" if is_wide else "tf32",
         num_warps=4,
         num_stages=1 if is_wide else 2,
+        enable_fp_fusion=True,
     )
     return out

@@ -28,6 +28,7 @@ _attend = register(
         rows=("q", "page_table", "query_offsets", "kv_lengths"),
         examples=reference.examples,
         is_row_invariant=True,
+        options=(("enable_fp_fusion", True),),
         is_timed=False,
     ),
     "(Tensor q, Tensor key_cache, Tensor value_cache, Tensor page_table, Tensor query_offsets, "

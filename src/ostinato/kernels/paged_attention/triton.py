@@ -192,6 +192,7 @@ def paged_attention(
         precision="ieee" if is_wide else "tf32",
         num_warps=4,
         num_stages=1 if is_wide else 2,
+        enable_fp_fusion=True,
     )
     if split_length:
         join_kernel[(tokens, heads)](
@@ -206,5 +207,6 @@ def paged_attention(
             head_dim=head_dim,
             columns=columns,
             num_warps=1,
+            enable_fp_fusion=True,
         )
     return out

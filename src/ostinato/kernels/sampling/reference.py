@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+MASS = 2.0**30
+"""A token's mass in top-p is an integer, the largest token's is this: sums have no order."""
 _MASK = 0xFFFFFFFF
 
 
@@ -23,38 +25,36 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    wide = logits.float()
     is_greedy = (temperature <= 0)[:, None]
-    scaled = wide / torch.where(is_greedy, 1.0, temperature[:, None])
-    scaled = scaled.masked_fill(scaled.isnan(), -torch.inf)
-    kept = scaled >= torch.maximum(
-        torch.maximum(_top_k(scaled, top_k), _min_p(scaled, min_p)), _top_p(scaled, top_k, top_p)
-    )
-    score = torch.where(is_greedy, scaled, scaled + _gumbel(logits.shape, seeds, positions))
-    return score.masked_fill(~(kept | is_greedy), -torch.inf).argmax(-1)
+    scaled = logits.float() / torch.where(is_greedy, 1.0, temperature.float()[:, None])
+    scaled = torch.where(scaled.isnan(), -torch.inf, scaled)
+    largest = scaled.amax(-1, keepdim=True)
+    relative = torch.where(scaled == largest, 1.0, torch.exp(scaled - largest))
+    relative = torch.where(scaled == -torch.inf, 0.0, relative)
+    ordered, order = scaled.sort(-1, descending=True)
+    in_top_k = scaled >= _kth(ordered, top_k)
+    mass = torch.where(in_top_k, (relative * MASS).long(), 0)
+    is_kept = in_top_k & (relative >= min_p.float()[:, None])
+    is_kept &= scaled >= _nucleus(ordered, mass.gather(1, order), top_p)
+    score = scaled + torch.where(is_greedy, 0.0, _gumbel(logits.shape, seeds, positions))
+    score = torch.where(is_kept | is_greedy, score, -torch.inf)
+    token = torch.arange(logits.shape[1], device=logits.device)
+    is_best = score == score.amax(-1, keepdim=True)
+    return torch.where(is_best, token, logits.shape[1]).amin(-1)
 
 
-def _top_k(scaled: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Smallest logit among the k largest; k < 1 keeps all."""
-    ordered = scaled.sort(-1, descending=True).values
-    place = (top_k.long() - 1).clamp(0, scaled.shape[1] - 1)[:, None]
+def _kth(ordered: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """The k-th largest logit; -inf for k < 1."""
+    place = (top_k.long() - 1).clamp(0, ordered.shape[1] - 1)[:, None]
     return torch.where((top_k < 1)[:, None], -torch.inf, ordered.gather(1, place))
 
 
-def _min_p(scaled: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """A token needs at least ``min_p`` times the largest probability; 0 keeps all."""
-    return scaled.amax(-1, keepdim=True) + torch.log(min_p)[:, None]
-
-
-def _top_p(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Smallest logit of the fewest largest tokens whose probability reaches p, among the top k."""
-    limited = scaled.masked_fill(scaled < _top_k(scaled, top_k), -torch.inf)
-    ordered = limited.sort(-1, descending=True).values
-    before = torch.softmax(ordered, -1).cumsum(-1).roll(1, -1)
-    before[:, 0] = 0.0
-    needed = (before < top_p[:, None]).sum(-1, keepdim=True).clamp(min=1)
-    smallest = ordered.gather(1, needed - 1)
-    return torch.where((top_p >= 1)[:, None], -torch.inf, smallest)
+def _nucleus(ordered: torch.Tensor, mass: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The logit at which the mass of the largest tokens reaches p of all; -inf for p >= 1."""
+    reached = mass.cumsum(-1)
+    needed = (top_p.double()[:, None] * reached[:, -1:].double()).ceil().long().clamp(min=1)
+    place = (reached < needed).sum(-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
+    return torch.where((top_p >= 1)[:, None], -torch.inf, ordered.gather(1, place))
 
 
 def _gumbel(shape: torch.Size, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
