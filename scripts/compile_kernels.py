@@ -1,6 +1,6 @@
 """Compiles every kernel configuration for every supported card, without a GPU.
 
-    python scripts/compile_kernels.py [--jobs N] [--only NAME]
+    python scripts/compile_kernels.py [--jobs N] [--only NAME] [--all]
 
 Launches are taken down on the meta device instead of being made; each is then compiled for compute
 capability 8.0, 8.6, 8.9, 9.0 and 12.0, and its shared memory held against the card's limit.
@@ -53,7 +53,7 @@ def launches(dtype: torch.dtype, only: str | None, *, thin: bool) -> list[Launch
     """Every distinct launch that the workloads make, taken down on the meta device."""
     import triton
 
-    from ostinato.kernels.workloads import thinned, workloads
+    from ostinato.kernels.workloads import widest, workloads
 
     every = list(workloads(rows=ROWS, dtype=dtype, device="meta"))
     found: dict[tuple[Any, ...], Launch] = {}
@@ -67,7 +67,7 @@ def launches(dtype: torch.dtype, only: str | None, *, thin: bool) -> list[Launch
     run = triton.runtime.jit.JITFunction.run
     triton.runtime.jit.JITFunction.run = take_down
     try:
-        for workload in thinned(every) if thin else every:
+        for workload in widest(every) if thin else every:
             label = f"{workload.operator.name} {workload.label} {DTYPES[dtype]}"
             if only is None or only in label:
                 workload.operator.kernel(*workload.args)

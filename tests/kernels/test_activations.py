@@ -71,7 +71,7 @@ def test_refusals() -> None:
         gelu(torch.ones(2, 4), activation="relu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="even width"):
         swiglu(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="bias is torch.float64"):
+    with pytest.raises(ValueError, match=r"bias is torch\.float64"):
         gelu(torch.ones(2, 3), torch.ones(3).double())
 
 

@@ -27,7 +27,7 @@ from ostinato.kernels.timing import Timer, device_seconds
 
 Numerics = Literal["reference", "fast", "invariant"]
 SLOWER_THAN = 1.05
-"""A kernel that takes longer than this times the reference is refused: room for the clock's noise."""
+"""A kernel that takes this many times as long as the reference is refused; room for noise."""
 
 _log = logging.getLogger(__name__)
 _numerics: ContextVar[Numerics] = ContextVar("ostinato_numerics", default="fast")
@@ -182,7 +182,7 @@ class Gate:
 
 
 def first_wrong_answer(operator: Operator, args: tuple[Any, ...]) -> str:
-    """The first disagreement of kernel and reference on the inputs that stand for ``args``, or ""."""
+    """First disagreement of kernel and reference on inputs that stand for ``args``, or ""."""
     if operator.examples is not None:
         cases = operator.examples(args)
     else:

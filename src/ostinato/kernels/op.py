@@ -1,8 +1,8 @@
 """Registers a fused operator with ``torch.library`` and decides who computes a call.
 
-One operator is one reference (plain torch), one fake (shapes only) and one Triton kernel. On the CPU
-the reference serves; on CUDA the gate is asked, call by call, whether the kernel is proven for that
-signature. Kernels are imported on first use, so importing this package loads no Triton module.
+One operator is one reference (plain torch), one fake (shapes only) and one Triton kernel. On the
+CPU the reference serves; on CUDA the gate is asked, call by call, whether the kernel is proven for
+that signature. Kernels are imported on first use, so importing this package loads no Triton module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 Exactness = Literal["bit-exact", "close"]
 Tolerance = Callable[..., "list[torch.Tensor]"]
-"""``(expected, args) -> allowed``: per output the largest absolute difference, element by element."""
+"""``(expected, args) -> allowed``: per output the largest absolute difference, by element."""
 
 NAMESPACE = "ostinato"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -28,15 +28,15 @@ _registered: dict[str, Operator] = {}
 class Operator:
     """What the gate needs to know of one fused operator.
 
-    ``reference`` and ``kernel`` take the same positional arguments and return a tensor or a tuple of
-    tensors that alias no input. ``rows`` names the tensor arguments whose first dimension counts
+    ``reference`` and ``kernel`` take the same positional arguments and return a tensor or a tuple
+    of tensors that alias no input. ``rows`` names the tensor arguments whose first dimension counts
     rows: their row count enters a signature as a class only. ``writes`` names arguments that are
     changed in place. ``examples`` replaces the general adversarial inputs where integer arguments
     or value ranges must fit together. ``options`` are the compile options of the kernel.
-    ``is_row_invariant`` promises that a row's result depends neither on other rows nor their number.
-    ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of squares that
-    fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False`` trusts a right
-    kernel without timing a reference that is dense and may not fit in memory.
+    ``is_row_invariant`` promises that a row's result depends neither on other rows nor their
+    number. ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
+    squares that fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False``
+    trusts a right kernel without timing a reference that is dense and may not fit in memory.
     """
 
     name: str
@@ -70,9 +70,9 @@ def register(
 ) -> Callable[..., Any]:
     """Define ``ostinato::<name>`` and return the callable operator.
 
-    ``schema`` is ``"(Tensor x, ...) -> Tensor"`` without defaults: every call passes every argument.
-    With ``out=True`` the operator also gets an ``out`` overload that writes its only result into a
-    given tensor of the result's shape and dtype and returns nothing.
+    ``schema`` is ``"(Tensor x, ...) -> Tensor"`` without defaults: every call passes every
+    argument. With ``out=True`` the operator also gets an ``out`` overload that writes its only
+    result into a given tensor of the result's shape and dtype and returns nothing.
     """
     _library.define(f"{operator.name}{schema}", tags=(torch.Tag.needs_fixed_stride_order,))
     _library.impl(operator.name, operator.reference, "CPU")

@@ -1,8 +1,8 @@
 """Elementary functions for kernels, the same ones that torch's CUDA kernels call.
 
 ``tl.exp`` is an approximation (ex2.approx); torch calls libdevice. Under the interpreter, which has
-no libdevice, they are torch's CPU functions, so that a CPU test compares rounding points and not two
-mathematical libraries. Imports triton: only ``triton.py`` files may import this module.
+no libdevice, they are torch's CPU functions, so that a CPU test compares rounding points and not
+two mathematical libraries. Imports triton: only ``triton.py`` files may import this module.
 """
 
 # Triton's language is no Python that mypy knows.

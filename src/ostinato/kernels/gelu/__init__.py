@@ -33,7 +33,7 @@ _gelu = register(
 def gelu(
     x: torch.Tensor, bias: torch.Tensor | None = None, *, activation: Activation = "gelu_tanh"
 ) -> torch.Tensor:
-    """``activation(x + bias)`` of x's shape (..., width) and dtype; ``bias`` (width,) or ``None``."""
+    """``activation(x + bias)`` of x's shape (..., width) and dtype; ``bias`` is (width,)."""
     check_activation("gelu", activation)
     check_width("gelu", x.shape[-1], bias=bias)
     check_dtypes("gelu", x.dtype, {"bias": bias})

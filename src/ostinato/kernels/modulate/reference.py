@@ -29,7 +29,7 @@ def per_row(x: torch.Tensor, segments: torch.Tensor | None) -> torch.Tensor:
 
 def tolerance(expected: Sequence[torch.Tensor], args: tuple[Any, ...]) -> list[torch.Tensor]:
     """The norm's bound and one unit, both carried through the factor, and a unit per rounding."""
-    x, scale, shift, segments, eps = args
+    x, scale, _, segments, eps = args
     normed = layer_norm(x, None, None, eps)
     [norm_error] = layer_norm_tolerance([normed], (x, None, None, eps))
     factor = (1 + per_row(scale, segments)).float().abs()

@@ -57,8 +57,9 @@ def modulate_kernel(
     column = tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)
     x = tl.load(x_pointer + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-    y = modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_pointer, y_pointer,
-                  num_rows, eps, scale_stride, shift_stride, width, has_segments)  # fmt: skip
+    y = modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_pointer,
+                  y_pointer, num_rows, eps, scale_stride, shift_stride, width,
+                  has_segments)  # fmt: skip
     tl.store(y_pointer + row * width + column, y, mask=is_inside)
 
 

@@ -62,7 +62,7 @@ def layer_norm(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """``x / rms(x)`` in fp32, rounded to x's dtype, then times ``weight`` (width,), rounded again."""
+    """``x / rms(x)`` in fp32, rounded to x's dtype; times ``weight`` (width,), rounded again."""
     _check("rms_norm", x, weight=weight)
     result: torch.Tensor = _rms_norm(as_rows(x), weight, eps)
     return result.view(x.shape)

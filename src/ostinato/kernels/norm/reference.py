@@ -57,7 +57,7 @@ def layer_norm_tolerance(
 def rms_norm_tolerance(
     expected: Sequence[torch.Tensor], args: tuple[Any, ...]
 ) -> list[torch.Tensor]:
-    """Three units in the last place: one of the normalised value, doubled by the second rounding."""
+    """Three units in the last place: one of the normalised value, and a second rounding."""
     return [3 * units(expected[0]) + 32 * FP32_EPS * expected[0].float().abs()]
 
 

@@ -17,7 +17,7 @@ from ostinato.kernels.triton_math import through
 def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps,
                width: tl.constexpr, is_rms: tl.constexpr, has_weight: tl.constexpr,
                has_bias: tl.constexpr):  # fmt: skip
-    """Normalise whole rows (rows, columns) of fp32 ``x``, zero outside; not yet rounded at the end."""
+    """Normalise whole rows (rows, columns) of fp32 ``x``, zero outside; the end is not rounded."""
     if not is_rms:
         mean = tl.sum(x, axis=1)[:, None] / width
         x = tl.where(is_inside, x - mean, 0.0)
@@ -62,8 +62,8 @@ def norm_kernel(
         )
         x = through(x + other.to(tl.float32), total_pointer)
         tl.store(total_pointer + row * width + column, x, mask=is_inside)
-    y = normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps, width, is_rms,
-                   has_weight, has_bias)  # fmt: skip
+    y = normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps, width,
+                   is_rms, has_weight, has_bias)  # fmt: skip
     tl.store(y_pointer + row * width + column, y, mask=is_inside)
 
 

@@ -53,13 +53,13 @@ def paged_attention(
     """(T, heads, head_dim) of q's dtype; rows of no sequence and of no key are zero.
 
     ``q`` (T, heads, head_dim) holds the new queries of all sequences, one after the other, sequence
-    b at ``query_offsets[b] : query_offsets[b + 1]`` ((B + 1,), ascending from 0). Caches are (pages,
-    page_size, kv_heads, head_dim) and already hold the new keys; sequence b has ``kv_lengths[b]`` of
-    them in the pages ``page_table[b]`` (B, max_pages). Its queries are its last positions: query i
-    of n sees keys up to ``kv_length - n + i``. All integers are int32 or int64, data of a recording,
-    and not checked; no sequence may have more than ``max_query_length`` queries (a host number that
-    is baked). ``split_length`` > 0 divides keys among programs at multiples of that many keys,
-    whatever the batch holds; 0 does not divide them.
+    b at ``query_offsets[b] : query_offsets[b + 1]`` ((B + 1,), ascending from 0). Caches are
+    (pages, page_size, kv_heads, head_dim) and already hold the new keys; sequence b has
+    ``kv_lengths[b]`` of them in the pages ``page_table[b]`` (B, max_pages). Its queries are its
+    last positions: query i of n sees keys up to ``kv_length - n + i``. All integers are int32 or
+    int64, data of a recording, and not checked; no sequence may have more than ``max_query_length``
+    queries (a host number that is baked). ``split_length`` > 0 divides keys among programs at
+    multiples of that many keys, whatever the batch holds; 0 does not divide them.
     """
     _check(q, key_cache, value_cache, page_table, query_offsets, kv_lengths)
     if max_query_length < 1 or split_length < 0:

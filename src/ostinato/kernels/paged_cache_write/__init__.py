@@ -47,8 +47,8 @@ def paged_cache_write(
     """Copy row t of ``key`` and ``value`` (T, kv_heads, head_dim) into slot ``slots[t]``.
 
     Caches are (pages, page_size, kv_heads, head_dim), contiguous; a slot is
-    ``page * page_size + offset``. Slots (T,), int32 or int64, are distinct; a negative one drops its
-    row (padding). Slot values are not checked: they are data of a recording.
+    ``page * page_size + offset``. Slots (T,), int32 or int64, are distinct; a negative one drops
+    its row (padding). Slot values are not checked: they are data of a recording.
     """
     for name, x, cache in (("key", key, key_cache), ("value", value, value_cache)):
         if x.shape[1:] != cache.shape[2:] or x.dtype != cache.dtype:

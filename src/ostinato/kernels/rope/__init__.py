@@ -5,7 +5,7 @@ Bit-exact without the per-head RMS norm, close with it (its sums run in another 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -100,10 +100,11 @@ def rope(
     """q (T, heads, head_dim), k and v (T, kv_heads, head_dim), contiguous, of ``qkv``'s dtype.
 
     ``qkv`` (T, (heads + 2 * kv_heads) * head_dim) is laid out [q | k | v], heads outermost.
-    ``cos`` and ``sin`` (T, head_dim / 2) hold each angle once; style ``"half"`` pairs channel i with
-    i + head_dim / 2, ``"adjacent"`` 2i with 2i + 1. Arithmetic runs in the promoted dtype of qkv and
-    table, one rounding per operation: fp32 tables round once at the end. With ``eps``, q and k are
-    RMS-normalised per head first and multiplied by ``q_weight`` and ``k_weight`` (head_dim,).
+    ``cos`` and ``sin`` (T, head_dim / 2) hold each angle once; style ``"half"`` pairs channel i
+    with i + head_dim / 2, ``"adjacent"`` 2i with 2i + 1. Arithmetic runs in the promoted dtype of
+    qkv and table, one rounding per operation: fp32 tables round once at the end. With ``eps``, q
+    and k are RMS-normalised per head first and multiplied by ``q_weight`` and ``k_weight``
+    (head_dim,).
     """
     kv = heads if kv_heads is None else kv_heads
     _check(qkv, cos, sin, (heads + 2 * kv) * head_dim, head_dim, style)
@@ -128,5 +129,6 @@ def _check(
     for name, table in (("cos", cos), ("sin", sin)):
         if tuple(table.shape) != expected or table.dtype != cos.dtype:
             raise ConfigError(
-                f"rope: {name} is {tuple(table.shape)} {table.dtype}, expected {expected} {cos.dtype}"
+                f"rope: {name} is {tuple(table.shape)} {table.dtype}, "
+                f"expected {expected} {cos.dtype}"
             )

@@ -1,4 +1,4 @@
-"""One program takes one token and up to 16 heads of one section: the table is read once for them."""
+"""One program takes one token and up to 16 heads of one section, which share a table row."""
 
 # Triton's language is no Python that mypy knows.
 # mypy: ignore-errors

@@ -1,7 +1,7 @@
 """Draws one token per row: greedy, temperature, top-k, top-p, min-p. Bit-exact.
 
-Filters keep every token whose logit is at least a threshold, top-p sums integers and the noise comes
-from a counter, so that an answer depends on the row's own logits, seed and position only.
+Filters keep every token whose logit is at least a threshold, top-p sums integers and the noise
+comes from a counter, so that an answer depends on the row's own logits, seed and position only.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def sample(
 ) -> torch.Tensor:
     """One token (B,) int64 per row of ``logits`` (B, vocabulary).
 
-    The others are (B,), data of a recording: ``temperature`` (0 is greedy), ``top_p`` (1 is off) and
-    ``min_p`` (0 is off; relative to the most probable token) of fp32, ``top_k`` (0 is off),
+    The others are (B,), data of a recording: ``temperature`` (0 is greedy), ``top_p`` (1 is off)
+    and ``min_p`` (0 is off; relative to the most probable token) of fp32, ``top_k`` (0 is off),
     ``seeds`` and ``positions`` of int32 or int64 (low 32 bits count). Order: temperature, top-k,
-    top-p among what top-k left, min-p. Equal logits stand or fall together; ties of the final choice
-    go to the smaller token. NaN logits are never chosen.
+    top-p among what top-k left, min-p. Equal logits stand or fall together; ties of the final
+    choice go to the smaller token. NaN logits are never chosen.
     """
     rows = logits.shape[:1]
     for name, x in (

@@ -14,8 +14,8 @@ from ostinato.kernels.triton_math import through
 
 
 @triton.jit
-def gated(packed_row, bias_pointer, column, is_inside, width: tl.constexpr, activation: tl.constexpr,
-          has_bias: tl.constexpr, y_pointer):  # fmt: skip
+def gated(packed_row, bias_pointer, column, is_inside, width: tl.constexpr,
+          activation: tl.constexpr, has_bias: tl.constexpr, y_pointer):  # fmt: skip
     """``activation(gate) * value`` in fp32, not yet rounded."""
     gate = tl.load(packed_row + column, mask=is_inside, other=0.0).to(tl.float32)
     value = tl.load(packed_row + width + column, mask=is_inside, other=0.0).to(tl.float32)
