@@ -3,9 +3,9 @@
 Protocol: one process; the two contestants in turns, so that both meet the same machine; the same
 picture; answers compared byte for byte first. *Alone*: one call at a time. *Clients*: threads that
 each ask again as soon as they are served; a request's time is from asking to holding patches.
-*CPU time*: of the whole process in the clients' rounds, per picture; it says little about waiting
-and much when the machine is shared. The picture is made up (smooth shapes, edges, some noise)
-unless ``--image`` names a JPEG.
+*CPU time*: of the whole process in the clients' rounds, per picture: the figure to trust where
+others use the machine too.
+The picture is made up (smooth shapes, edges, some noise) unless ``--image`` names a JPEG.
 
     python bench/preprocess.py [--family qwen2_vl] [--clients 16] [--rounds 5] [--image FILE]
 """

@@ -68,8 +68,9 @@ def test_all_three_files(tmp_path: Path) -> None:
     assert changed.video == replace(default.video, fps=1.0)
     size = {"shortest_edge": 4_096, "longest_edge": 25_165_824}
     write(tmp_path / "video_preprocessor_config.json", {"size": size, "fps": None, "rule": "x"})
-    write(tmp_path / "preprocessor_config.json", {"min_pixels": 2_000, "unknown": 1})
+    write(tmp_path / "preprocessor_config.json", {"size": size, "min_pixels": 2_000, "unknown": 1})
     changed = load_config(tmp_path, "qwen3_vl")
-    assert changed.image == replace(default.image, min_pixels=2_000)
+    expected = replace(default.image, min_pixels=2_000, max_pixels=25_165_824)
+    assert changed.image == expected  # the explicit bound wins over `size`, as published
     assert (changed.video.min_pixels, changed.video.max_pixels) == (4_096, 25_165_824)
     assert changed.video.rule == "qwen3"
