@@ -31,6 +31,14 @@ def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return tensor.as_strided((spec.span,), (1,), tensor.storage_offset())
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, holes and overlaps; ``clone`` makes a tensor with holes dense."""
+    if tensor.numel() == 0:
+        return tensor.detach().clone()
+    whole = flat(tensor.detach(), TensorSpec.of(tensor)).clone()
+    return whole.as_strided(tensor.shape, tensor.stride())
+
+
 class StaticInputs:
     """The static tensors of one recording and the copies that fill them.
 

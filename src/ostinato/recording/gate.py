@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.errors import GateFailed
+from ostinato.recording.buffers import copy_of
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -26,10 +27,16 @@ def vary(tensor: torch.Tensor, step: int) -> torch.Tensor:
 
     Magnitudes are rolled by ``step`` places while each element keeps its sign, so mean and scale
     stay; infinities and NaN stay where they are. Integers and booleans may be offsets: they stay.
+    Strides stay, and so does what lies between the elements.
     """
+    kept = copy_of(tensor)
     if not tensor.is_floating_point() or tensor.numel() == 0:
-        return tensor.clone()
-    values = tensor.detach().reshape(-1)
+        return kept
+    once = kept
+    for dim, stride in enumerate(kept.stride()):
+        if stride == 0:  # an expanded dimension holds one value
+            once = once.narrow(dim, 0, 1)
+    values = once.reshape(-1)
     finite = torch.isfinite(values)
     magnitude = torch.where(finite, values.abs(), torch.zeros_like(values))
     moved = magnitude.roll(step)
@@ -37,7 +44,8 @@ def vary(tensor: torch.Tensor, step: int) -> torch.Tensor:
         ramp = torch.arange(values.numel(), device=values.device) % 7
         moved = magnitude * (0.75 + 0.0625 * (ramp + step % 3)).to(values.dtype)
     varied = torch.where(finite, torch.copysign(moved, values), values)
-    return varied.reshape(tensor.shape)
+    once.copy_(varied.reshape(once.shape))
+    return kept
 
 
 def is_bit_exact(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, RecordingRefused
 from ostinato.recording import tree
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.ladder import Axis, Grows
+from ostinato.recording.lane import log
 from ostinato.recording.region import GateInputs, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Route, Stats
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional and keyword arguments of one call."""
 
 GrowsByName = Mapping[str, Mapping[int, Grows | Axis]]
 """Parameter name -> dimension -> how it grows."""
@@ -245,3 +249,29 @@ def graph(
     if fn is None:
         return lambda given: Graphed(given, **options)
     return Graphed(fn, **options)
+
+
+def warm_up(graphed: Graphed, calls: Iterable[Call]) -> list[RecordingRefused]:
+    """Record calls that will come, ``(args, kwargs)`` each, the largest first.
+
+    Smaller recordings then fit into the pool memory of the larger ones, so that all of them take
+    little more than the largest alone. Returns the refusals; their calls are served directly.
+    """
+    refusals = []
+    for args, kwargs in _largest_first(calls):
+        try:
+            graphed.record(*args, **kwargs)
+        except RecordingRefused as refused:
+            log.warning("warm-up: served directly: %s", refused)
+            refusals.append(refused)
+    return refusals
+
+
+def _largest_first(calls: Iterable[Call]) -> list[Call]:
+    return sorted(calls, key=_num_bytes, reverse=True)
+
+
+def _num_bytes(call: Call) -> int:
+    tensors: list[torch.Tensor] = []
+    tree.flatten((call[0], dict(call[1])), tensors)
+    return sum(t.numel() * t.element_size() for t in tensors)

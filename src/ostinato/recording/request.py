@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ostinato.recording import tree
+from ostinato.recording.buffers import copy_of
 from ostinato.recording.key import Key
 from ostinato.recording.ladder import Axis
 from ostinato.recording.order import Invoke
@@ -45,7 +46,7 @@ class Request:
 
     def with_copies(self, in_place: frozenset[int]) -> Request:
         """The same call on copies of its inputs, which the caller may overwrite meanwhile."""
-        copies = [t if i in in_place else t.clone() for i, t in enumerate(self.tensors)]
+        copies = [t if i in in_place else copy_of(t) for i, t in enumerate(self.tensors)]
         return replace(self, tensors=copies)
 
     def fitted(self, tensors: Sequence[torch.Tensor]) -> Request:
