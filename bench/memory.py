@@ -1,7 +1,7 @@
 """How much memory do recordings take, and does it come back?
 
 Thirty-two shapes recorded by one warm-up; a thousand random shapes under a budget;
-record-and-close cycles. Allocator bytes are exact; driver bytes (``mem_get_info``) contain what else
+record-and-close cycles. Allocator bytes are exact; driver bytes (``mem_get_info``) count whoever else
 uses the device. Needs an NVIDIA GPU. MiB are 2**20 bytes.
 
     python -m bench.memory [--shapes 1000] [--out FILE]

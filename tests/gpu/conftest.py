@@ -27,6 +27,7 @@ Make = Callable[..., Graphed]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "device: has no CPU analogue")
+    config.addinivalue_line("markers", "timeout(seconds): of pytest-timeout, where it is installed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

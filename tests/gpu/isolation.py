@@ -27,8 +27,8 @@ TIMEOUT_SECONDS = 100
 NUM_WORKERS = 6
 _MARK = "VERDICT "
 
-ALONE = frozenset({"foreign:launches_are_not_slowed", "memory:thirty_two_shapes"})
-"""Programs whose figures suffer from neighbours, or that take much memory."""
+ALONE = frozenset({"foreign:launches_are_not_slowed"})
+"""Programs whose figures suffer from neighbours."""
 
 
 class Job(NamedTuple):

@@ -20,7 +20,7 @@ SIZE = 4096
 
 
 def by_kernel(stream: torch.cuda.Stream) -> Callable[[T], T]:
-    """Adds on another stream, which it does not join; waits where it may, so it is right directly."""
+    """Adds on another stream without joining it; right as a direct call, which may wait."""
     kept = torch.zeros(SIZE, device=DEVICE)
 
     def escaping(x: T) -> T:
