@@ -12,15 +12,19 @@ if TYPE_CHECKING:
     from ostinato.recording.config import GraphConfig
     from ostinato.recording.graphed import Graphed, graph
     from ostinato.recording.routes import route
+    from ostinato.vision.encoder import Encoded, Encoder, load_encoder
 
 _HOMES = {
     "graph": "ostinato.recording.graphed",
     "Graphed": "ostinato.recording.graphed",
     "GraphConfig": "ostinato.recording.config",
     "route": "ostinato.recording.routes",
+    "load_encoder": "ostinato.vision.encoder",
+    "Encoder": "ostinato.vision.encoder",
+    "Encoded": "ostinato.vision.encoder",
 }
 
-__all__ = ["GraphConfig", "Graphed", "graph", "route"]
+__all__ = ["Encoded", "Encoder", "GraphConfig", "Graphed", "graph", "load_encoder", "route"]
 __version__ = "0.1.0"
 
 

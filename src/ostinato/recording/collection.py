@@ -163,7 +163,9 @@ class Collection:
     ) -> Entry | str:
         """A recording, or why there is none. ``find`` tells whether another thread has made it."""
         try:
-            gate_calls = self._region.gate_calls(gate_sizes)
+            gate_calls = request.gate_calls
+            if gate_calls is None:
+                gate_calls = self._region.gate_calls(gate_sizes)
             order = Order(
                 region=self._region,
                 ledger=self._ledger,

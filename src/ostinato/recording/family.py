@@ -118,5 +118,5 @@ def family_key(region: Region, key: Key) -> Key:
     """The key with every growing dimension wiped out, so that sizes of one kind meet."""
     specs = list(key.specs)
     for i, growth in region.grows.items():
-        specs[i] = specs[i].resized({dim: 0 for dim in growth})
+        specs[i] = specs[i].resized(dict.fromkeys(growth, 0))
     return key._replace(specs=tuple(specs))

@@ -13,6 +13,7 @@ from ostinato.recording.buffers import copy_of
 from ostinato.recording.key import Key
 from ostinato.recording.ladder import Axis
 from ostinato.recording.order import Invoke
+from ostinato.recording.region import GateCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Request:
     """A call with its key. ``tensors`` are its inputs in flattened order.
 
     ``rung`` and ``direct`` are given by a caller that pads its inputs itself: the rung it padded
-    for, and the same call without padding.
+    for, and the same call without padding; when it has one recorded also ``gate_calls`` to check
+    the recording with.
     """
 
     key: Key
@@ -30,6 +32,7 @@ class Request:
     is_borrowed: bool = False
     rung: Mapping[Axis, int] | None = None
     direct: Callable[[], Any] | None = None
+    gate_calls: Sequence[GateCall] | None = None
 
     def invoke(self, fn: Callable[..., Any]) -> Invoke:
         """``fn`` as a function of the input tensors alone; keeps none of this call's tensors."""

@@ -73,7 +73,7 @@ _TABLE = (
     Rule(
         "address",
         "data_ptr(), __cuda_array_interface__",
-        "gives an address to code that the recording cannot see; its work would be missing or stale",
+        "gives an address to code the recording cannot see; its work would be missing or stale",
         "wrap that code in a torch.library custom operator",
     ),
     Rule(

@@ -24,7 +24,7 @@ from ostinato.recording.key import Key, call_of, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
-from ostinato.recording.region import Region
+from ostinato.recording.region import GateCall, Region
 from ostinato.recording.request import Request
 from ostinato.recording.routes import forced as forced_route
 from ostinato.recording.spec import TensorSpec, describe
@@ -132,6 +132,12 @@ class Served:
             moved = [self._on_device(i, t) for i, t in enumerate(request.tensors)]
             return request.invoke(self.region.fn)(moved)
         return self.region.fn(*request.args, **request.kwargs)
+
+    def call_directly(self, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A direct call that its caller has chosen; it is counted with the caller's reason."""
+        structure, tensors = call_of(args, kwargs)
+        key = Key(structure, (), (), 0)
+        return self._direct(reason, Request(key, tensors, args, kwargs))
 
     def _on_device(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
         if i in self.region.uploads:
@@ -242,7 +248,8 @@ class Served:
             if fitting is None:
                 return None, None
             wanted = fitting
-        if wanted not in family.entries and wanted not in family.denied:
+        is_missing = wanted not in family.entries or not family.entries[wanted].is_alive
+        if request.rung is None and is_missing and wanted not in family.denied:
             hits = recordings.count_hit(family.key_of(wanted))
             if forced == "rung":
                 recordings.record_rung(family, wanted, request)
@@ -292,10 +299,12 @@ class Served:
         *,
         rung: Sizes | None = None,
         direct: Callable[[], Any] | None = None,
-    ) -> None:
+        gate_calls: Sequence[GateCall] | None = None,
+    ) -> Entry | None:
         """Record now: the exact key, the given rung, or with something that grows the whole ladder.
 
-        Raises ``RecordingRefused`` with the reason when nothing could be recorded.
+        Returns the recording of the exact key or of the given rung; its times are in it. Raises
+        ``RecordingRefused`` with the reason when nothing could be recorded.
         """
         structure, tensors = call_of(args, kwargs)
         generation = self.ledger.check()
@@ -308,13 +317,14 @@ class Served:
             (generation, verdicts.number),
             self._addresses(tensors),
         )
-        request = Request(key, tensors, args, kwargs, rung=rung, direct=direct)
+        request = Request(
+            key, tensors, args, kwargs, rung=rung, direct=direct, gate_calls=gate_calls
+        )
         reason = self._reason_for_direct(request, None)
         if reason is not None:
             raise RecordingRefused(reason, rule="direct")
         if self.region.grows and self.config.mode != "exact":
-            self._record_rungs(request)
-            return
+            return self._record_rungs(request)
         recordings = self.recordings
         recordings.denied.pop(key, None)
         entry = recordings.exact.get(key)
@@ -322,19 +332,20 @@ class Served:
             recordings.record_exact(request, is_ordered=True)
         if key in recordings.denied:
             raise RecordingRefused(recordings.denied[key], rule="refused")
+        return recordings.exact.get(key)
 
-    def _record_rungs(self, request: Request) -> None:
+    def _record_rungs(self, request: Request) -> Entry | None:
         family = self.recordings.family(request.key)
-        if request.rung is not None:
-            rungs = [rung_of(self.region.axes, request.rung)]
-        else:
-            rungs = family.all_rungs()
+        asked = None if request.rung is None else rung_of(self.region.axes, request.rung)
+        rungs = family.all_rungs() if asked is None else [asked]
         for rung in rungs:
-            if rung not in family.entries and rung not in family.denied:
+            known = family.entries.get(rung)
+            if (known is None or not known.is_alive) and rung not in family.denied:
                 fitted = request.fitted(family.enlarge(request.tensors, rung))
                 self.recordings.record_rung(family, rung, fitted)
         if not family.entries and family.denied:
             raise RecordingRefused(next(iter(family.denied.values())), rule="refused")
+        return None if asked is None else family.entries.get(asked)
 
     def close(self) -> None:
         """Free every recording; later calls record anew."""
