@@ -32,7 +32,7 @@ def _kernels_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import cuda_census
 
     def call_only(call: Any) -> None:
-        call()
+        call(cuda_census.KernelCount())
 
     monkeypatch.setattr(cuda_census, "count_kernels", call_only)
 
@@ -53,7 +53,7 @@ def _nodes_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.cuda import CudaPool
 
-    monkeypatch.setattr(CudaPool, "warm_up", lambda self, body: None)
+    monkeypatch.setattr(CudaPool, "_run", lambda self, body, splitter=None: None)
 
 
 @mutation("cuda.collection_goes_on")

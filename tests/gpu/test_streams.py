@@ -56,7 +56,7 @@ def streams() -> list[torch.cuda.Stream]:
 def test_kernels_are_counted() -> None:
     x = tensor(0, SIZE)
     waves(x)
-    assert cuda_census.count_kernels(lambda: waves(x)) == 72
+    assert cuda_census.count_kernels(lambda _: waves(x)) == 72
 
 
 def test_kernels_on_another_stream_are_found(graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_recording_without_work_is_refused(graph: Make) -> None:
     assert graphed(x).data_ptr() == x.data_ptr()
 
 
-def test_host_callbacks_are_refused(graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_callbacks_are_refused(graph: Make) -> None:
     pytest.importorskip("cuda.bindings.runtime")
 
     def calling_back(x: T) -> T:
@@ -134,11 +134,8 @@ def test_host_callbacks_are_refused(graph: Make, monkeypatch: pytest.MonkeyPatch
         enqueue_host_function()
         return y * 2
 
-    def check() -> None:
-        with refused("graph-node"):
-            graph(calling_back).record(tensor(0, SIZE))
-
-    assert_fails_under("cuda.nodes_are_not_judged", check, monkeypatch)
+    with refused("graph-node"):
+        graph(calling_back).record(tensor(0, SIZE))
 
 
 def test_inside_a_foreign_capture_it_is_the_plain_callable(graph: Make) -> None:

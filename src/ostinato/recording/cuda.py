@@ -69,7 +69,10 @@ class CudaPool:
         self._pool: Any = torch.cuda.MemPool()
 
     def warm_up(self, body: Body) -> Any:
-        activity = state.Activity(state.Phase.WARM_UP)
+        return self._run(body)
+
+    def _run(self, body: Body, splitter: state.Splitter | None = None) -> Any:
+        activity = state.Activity(state.Phase.WARM_UP, splitter)
         with torch.cuda.use_mem_pool(self._pool), state.entering(activity):
             return body()
 
@@ -80,7 +83,7 @@ class CudaPool:
                 rule="capture-failed",
                 fix="find out why with ostinato doctor",
             )
-        direct_kernels = cuda_census.count_kernels(lambda: self.warm_up(body))
+        direct_kernels = cuda_census.count_kernels(lambda count: self._run(body, count))
         capture = _Capture(self._pool.id, generators)
         with _collection_held_off():
             activity = state.Activity(state.Phase.RECORDING, capture)
