@@ -1,7 +1,8 @@
 """Every test here is marked ``gpu`` and skipped where no CUDA device can be used.
 
 ``OSTINATO_GPU_TESTS_ON_TAPE=1`` runs what has a CPU analogue on the tape instead: a check of the
-tests themselves. Tests that need the device (marked ``device``, or without a recording) are skipped then, too.
+tests themselves. Tests that need the device (marked ``device``, or without a recording) are skipped
+then, too.
 """
 
 from __future__ import annotations
