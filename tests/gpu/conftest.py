@@ -1,7 +1,8 @@
 """Every test here is marked ``gpu`` and skipped where no CUDA device can be used.
 
 ``OSTINATO_GPU_TESTS_ON_TAPE=1`` runs what has a CPU analogue on the tape instead: a check of the
-tests themselves. Tests that need the device are marked ``device`` and are skipped then, too.
+tests themselves. Tests that need the device (marked ``device``, or without a recording) are skipped
+then, too.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if not ON_TAPE:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-        elif item.get_closest_marker("device") is not None:
+        elif item.get_closest_marker("device") is not None or not _records(item):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _records(item: pytest.Item) -> bool:
+    return "graph" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture
