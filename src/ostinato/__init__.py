@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ostinato.recording.config import GraphConfig
+    from ostinato.recording.doctor import doctor
     from ostinato.recording.graphed import Graphed, graph
     from ostinato.recording.routes import route
 
@@ -17,10 +18,11 @@ _HOMES = {
     "graph": "ostinato.recording.graphed",
     "Graphed": "ostinato.recording.graphed",
     "GraphConfig": "ostinato.recording.config",
+    "doctor": "ostinato.recording.doctor",
     "route": "ostinato.recording.routes",
 }
 
-__all__ = ["GraphConfig", "Graphed", "graph", "route"]
+__all__ = ["GraphConfig", "Graphed", "doctor", "graph", "route"]
 __version__ = "0.1.0"
 
 
