@@ -1,8 +1,8 @@
 """Why a callable cannot be recorded, found without a GPU.
 
-The callable runs a few times under watch: twice and once more with equal inputs, then with other values.
-What the runs do, and where they differ, is told with rule, line and fix. Afterwards inputs, state and
-random generators are as before. ``machine`` reports on the machine, ``resolve`` finds a callable by name.
+The callable runs under watch: three times with equal inputs, then with other values. What the runs
+do, and where they differ, is told with rule, line and fix. Afterwards inputs, state and random
+generators are as before. ``machine`` reports on the machine, ``resolve`` finds a callable by name.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
 def doctor(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     """Examine one call of ``fn``, in the caller's grad, inference and autocast modes.
 
-    With tensors on a GPU it also measures. Raises ``ConfigError`` for something that cannot be called;
-    what the callable itself raises becomes a finding.
+    With tensors on a GPU it also measures. Raises ``ConfigError`` for what cannot be called; what
+    the callable itself raises becomes a finding.
     """
     return examine(fn, [(args, kwargs)])
 
@@ -41,7 +41,7 @@ def doctor(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
 def examine(
     fn: Callable[..., Any], calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
 ) -> Report:
-    """The same for one or more example calls; those after the first are compared with it by operators.
+    """The same for several example calls; the operators of each are compared with the first one's.
 
     Give examples of different shape to find out whether a shape decides in Python what is run.
     """

@@ -1,4 +1,4 @@
-"""Which attention and matrix-product backends have kernels for the current GPU, by running each once."""
+"""Which attention and matrix-product backends have kernels for the current GPU: each runs once."""
 
 from __future__ import annotations
 

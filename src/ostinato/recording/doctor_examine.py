@@ -1,4 +1,7 @@
-"""The runs that the doctor makes of one callable, and what it concludes from each and from their differences."""
+"""The runs that the doctor makes of one callable; what each shows, and what their differences show.
+
+It only concludes: ``doctor_run`` watches, ``doctor_trace`` and ``doctor_state`` compare.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Examination:
 
     def report(self) -> Report:
         """Make the runs and tell what they showed; everything is put back, whatever happens."""
-        before = PythonState(self._fn)
+        before = PythonState(self._fn, self._survey)
         measurements: Measurements | None = None
         try:
             self._before_the_runs()
@@ -70,8 +73,9 @@ class Examination:
             self._tell_error(first)
             self._tell_run(first)
             return
-        self._tell_lazy(list(before.changes()), None, None)
-        between = PythonState(self._fn)
+        set_up = list(before.changes())
+        self._survey = survey(self._fn)
+        between = PythonState(self._fn, self._survey)
         second = self._run(self._calls[0])
         drift = list(between.changes())
         self._tell_run(second)
@@ -80,7 +84,7 @@ class Examination:
             return
         lazy = branch(first.operations, second.operations)
         third = self._run(self._calls[0])
-        self._tell_drift(drift)
+        self._tell_changes(set_up, drift)
         self._compare(second, third, "of equal input")
         if lazy is not None and branch(second.operations, third.operations) is None:
             self._add("first-call", f"{lazy.detail}: what differs", lazy.location)
@@ -97,14 +101,14 @@ class Examination:
     # -- what one run shows ---------------------------------------------------------------------
 
     def _tell_run(self, run: Run) -> None:
-        found = survey(self._fn)
+        found = self._survey
         owned = {storage_key(t) for t in (*found.tensors, *_slot_tensors(found.slots))}
         made = run.tracker.summary(None)
         for tensor in made.reads:
             key = storage_key(tensor)
-            if key not in owned:
-                shape = "x".join(map(str, tensor.shape)) or "()"
-                self._add("external-read", f"a tensor {shape} from outside", run.places.used[key])
+            if key not in owned and key in run.places.reads:
+                detail = f"a tensor of shape {list(tensor.shape)} from outside"
+                self._add("external-read", detail, run.places.reads[key])
         for write in made.writes:
             self._add("state-write", f"{write.operator} on a tensor from outside", write.location)
         for location, detail in run.places.draws.items():
@@ -137,19 +141,17 @@ class Examination:
 
     # -- what differs between runs --------------------------------------------------------------
 
-    def _tell_lazy(self, changes: Sequence[Change], *_: Any) -> None:
-        self._lazy = {change.label: change for change in changes}
-
-    def _tell_drift(self, drift: Sequence[Change]) -> None:
+    def _tell_changes(self, set_up: Sequence[Change], drift: Sequence[Change]) -> None:
+        """Python state that the first call changed, and what every call changes."""
         sources = self._sources
         drifting = {change.label for change in drift}
         for change in drift:
             where = sources.setter_of(change.name)
             self._add("python-state", f"{change.label} ({change.detail})", where)
-        for label, change in self._lazy.items():
-            if label not in drifting:
+        for change in set_up:
+            if change.label not in drifting:
                 where = sources.setter_of(change.name)
-                self._add("first-call", f"{label} ({change.detail})", where)
+                self._add("first-call", f"{change.label} ({change.detail})", where)
 
     def _compare(self, one: Run, other: Run, what: str) -> None:
         if not other.is_complete:

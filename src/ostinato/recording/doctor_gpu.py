@@ -1,4 +1,4 @@
-"""What a GPU shows of one callable: launches, times of direct calls, and what a recording brings."""
+"""What a GPU shows of one callable: launches, times of direct calls, what a recording brings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from ostinato.errors import OstinatoError
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.cuda_census import count_kernels
+from ostinato.recording.doctor_report import Measurements
 
 MAX_SECONDS = 2.0
 MAX_CALLS = 50
@@ -19,7 +20,7 @@ MIN_CALLS = 5
 
 
 class _Times(NamedTuple):
-    """Medians in microseconds: until the call returned, until its result was there, and on the GPU."""
+    """Medians in microseconds: until the call returned, until its result was there, on the GPU."""
 
     host_us: float
     whole_us: float
@@ -28,12 +29,11 @@ class _Times(NamedTuple):
 
 def measure(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_refused: bool
-) -> Any:
-    """Time direct calls and, unless something refuses it, recorded calls of ``fn`` on the current GPU.
+) -> Measurements:
+    """Time direct calls and, unless something refuses it, recorded calls of ``fn``.
 
     The caller has run ``fn`` before, and puts back what it writes. The recording is freed again.
     """
-    from ostinato.recording.doctor_report import Measurements
 
     def direct() -> Any:
         return fn(*args, **kwargs)

@@ -1,7 +1,8 @@
-"""Lets CPU tensors stand for GPU tensors, on a machine without a GPU or with everything on the CPU.
+"""Lets CPU tensors stand for GPU tensors where nothing that the callable uses is on a GPU.
 
-What the callable is given counts as being on the GPU. A tensor that it makes without naming a device,
-or moves to ``"cpu"``, counts as host memory, and so does what is computed from such tensors alone.
+What the callable is given counts as being on the GPU. A tensor that it makes without naming a
+device, or moves to ``"cpu"``, counts as host memory, and so does what is computed from such
+tensors alone.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ _T = torch.Tensor
 _FACTORIES: frozenset[Any] = frozenset(
     getattr(torch, name)
     for name in (
-        "arange bartlett_window blackman_window empty empty_strided eye full hamming_window hann_window "
-        "linspace logspace ones rand randint randn randperm tensor tril_indices triu_indices zeros"
-    ).split()
+        *("arange", "bartlett_window", "blackman_window", "empty", "empty_strided", "eye", "full"),
+        *("hamming_window", "hann_window", "linspace", "logspace", "ones", "rand", "randint"),
+        *("randn", "randperm", "tensor", "tril_indices", "triu_indices", "zeros"),
+    )
 )
 _COPIES = {"aten::copy_", "aten::copy"}
 
@@ -84,7 +86,7 @@ class Pretence:
         source, rest, named = args[0], list(args[1:]), dict(kwargs)
         was_host = has_storage(source) and storage_key(source) in self._host
         if func is _T.cpu:
-            return Stand(lambda: source.clone(), ("host-read", "cpu()"), True)
+            return Stand(source.clone, ("host-read", "cpu()"), True)
         if func is _T.cuda:
             target: Any = "cuda"
             rest, named = [], {}
@@ -110,7 +112,7 @@ class Pretence:
     def _is_host(self, target: Any) -> bool:
         if isinstance(target, _T):
             return storage_key(target) in self._host
-        return target == "cpu"  # a torch.device may be another tensor's, and that is on the GPU
+        return isinstance(target, str) and target == "cpu"  # a torch.device may be x.device
 
 
 def _taken(rest: list[Any], named: dict[str, Any]) -> Any:

@@ -93,7 +93,7 @@ def machine(
     cuda_visible_devices: str | None = None,
     find: Callable[[], VisibleGpu | None] | None = None,
 ) -> MachineReport:
-    """Look at this machine. ``cuda_visible_devices``: that variable's value, which may hide every GPU.
+    """Look at this machine. ``cuda_visible_devices``: that variable's value; it may hide every GPU.
 
     On a usable GPU each backend runs once on a few kilobytes.
     """

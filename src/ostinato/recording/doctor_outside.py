@@ -1,7 +1,7 @@
 """Notices what a call reads and does outside of torch: clocks, random draws, environment, files.
 
-A profile function of the thread sees calls of builtins however they were imported, and which code of
-the user ran. Calls that torch makes for itself do not count.
+A profile function of the thread sees calls of builtins however they were imported, and which code
+of the user ran. Calls that torch makes for itself do not count.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _BUILTINS: dict[Any, tuple[str, str]] = {
     **{
         getattr(time, name): ("clock", f"time.{name}()")
         for name in (
-            "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time sleep"
-        ).split()
+            *("time", "time_ns", "perf_counter", "perf_counter_ns", "process_time"),
+            *("monotonic", "monotonic_ns", "sleep"),
+        )
     },
     io.open: ("input-output", "open()"),
     print: ("input-output", "print()"),
@@ -94,7 +95,7 @@ def _breach_of(function: Any) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def _numpy_draws(report: Callable[[str], None]) -> Iterator[None]:
-    """Compiled methods that no profile function sees: the module's functions, replaced for a while."""
+    """Compiled methods that no profile function sees: the module's own, replaced for a while."""
     names = [
         name
         for name, value in vars(np.random).items()

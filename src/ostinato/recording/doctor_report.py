@@ -1,4 +1,4 @@
-"""What the doctor says: findings, measurements on a GPU, a verdict. Plain values, frozen, printable, JSON.
+"""What the doctor says: findings, measurements on a GPU, a verdict. Frozen, printable, JSON.
 
 Nothing here examines anything.
 """
@@ -20,9 +20,10 @@ _COLOURS: dict[Severity, str] = {"refused": "red", "direct": "yellow", "info": "
 class Diagnosis:
     """One breach of one rule at one place.
 
-    ``number`` is the rule's place in the list L1 to L17, where it has one; ``location`` is ``"file:line"``
-    of the caller's code or ``None``; ``detail`` and ``on_gpu`` make one sentence. ``refused``: no recording
-    is right; ``direct``: the call is served, never from a recording; ``info``: good to know.
+    ``number`` is the rule's place in the list L1 to L17, where it has one; ``location`` is
+    ``"file:line"`` of the caller's code or ``None``; ``detail`` and ``on_gpu`` make one sentence.
+    ``refused``: no recording is right; ``direct``: the call is served, never from a recording;
+    ``info``: good to know.
     """
 
     rule: str
@@ -49,9 +50,10 @@ class Diagnosis:
 class Measurements:
     """What a GPU showed; microseconds are medians of whole calls with an empty queue at the start.
 
-    ``num_launches`` is ``None`` where another profiler holds CUPTI. ``host_us``: until a direct call returns;
-    ``direct_us``, ``replayed_us``: until its result is there. ``busy_percent`` takes the replay's time on the
-    GPU for the work itself, so it is an estimate from above. ``route`` says how the replayed calls were served.
+    ``num_launches`` is ``None`` where another profiler holds CUPTI. ``host_us``: until a direct call
+    returns; ``direct_us``, ``replayed_us``: until its result is there. ``busy_percent`` takes the
+    replay's time on the GPU for the work itself, so it is an estimate from above. ``route`` says how
+    the replayed calls were served.
     """
 
     device: str
@@ -73,8 +75,8 @@ class Measurements:
             lines.append(f"no recorded call was timed: {self.route}")
         else:
             lines.append(
-                f"a recorded call takes {self.replayed_us:.0f} us, {self.replayed_host_us:.0f} us on the "
-                f"host: {self.direct_us / self.replayed_us:.2f} times as fast ({self.route})"
+                f"a recorded call takes {self.replayed_us:.0f} us, {self.replayed_host_us:.0f} us "
+                f"of them on the host: {self.direct_us / self.replayed_us:.2f} times as fast ({self.route})"
             )
         if self.busy_percent is not None:
             lines.append(f"the GPU is busy for at most {self.busy_percent:.0f} % of a direct call")
@@ -146,9 +148,8 @@ class Report:
         counts = ", ".join(
             f"{len(self.of(severity))} {severity}" for severity in _ORDER if self.of(severity)
         )
-        yield (
-            f"{self.target} {self.verdict}: {self.num_operations} operations, {counts or 'no findings'}"
-        )
+        found = counts or "no findings"
+        yield f"{self.target} {self.verdict}: {self.num_operations} operations, {found}"
         yield from map(str, self.findings)
         if self.measurements is not None:
             yield str(self.measurements)

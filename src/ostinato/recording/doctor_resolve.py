@@ -21,8 +21,8 @@ class Resolved(NamedTuple):
 def resolve(target: str) -> Resolved:
     """The callable that ``"package.module:callable"`` names, with its examples.
 
-    Examples come from ``<callable>_example()`` or ``example_inputs()`` in the same module, which return
-    ``(args, kwargs)`` or a list of such. Raises ``ConfigError`` that names what is missing.
+    Examples come from ``<callable>_example()`` or ``example_inputs()`` in the same module, which
+    return ``(args, kwargs)`` or a list of such. Raises ``ConfigError`` that names what is missing.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path:
@@ -49,8 +49,8 @@ def _examples(target: str, module: Any, name: str) -> list[Call]:
             calls = made if isinstance(made, list) else [made]
             return [_checked(call, f"{module.__name__}.{maker}()") for call in calls]
     raise ConfigError(
-        f"{target!r} has no example call; expected a function {name}_example() or example_inputs() in "
-        f"{module.__name__} that returns (args, kwargs), or a list of such"
+        f"{target!r} has no example call; expected a function {name}_example() or example_inputs() "
+        f"in {module.__name__} that returns (args, kwargs), or a list of such"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ostinato import state as activity
-from ostinato.recording.calls import Call, storage_key
+from ostinato.recording.calls import Call
 from ostinato.recording.doctor_host import Pretence
 from ostinato.recording.doctor_outside import OutsideWatch
 from ostinato.recording.doctor_trace import Operation, operation
@@ -50,6 +50,7 @@ class Run:
         return self.error is None
 
     def execute(self, body: Callable[[], Any]) -> Run:
+        """Run ``body`` to its end, or to where it cannot go on."""
         observer = _Examiner(self, self._pretence)
         outside = OutsideWatch(self._on_breach)
         phase = activity.Activity(activity.Phase.WARM_UP, observer)
@@ -77,17 +78,17 @@ class Run:
 
 
 class Places:
-    """Where each storage was first used and written, and where random numbers were drawn."""
+    """Where storages from outside were first used, numbers drawn, custom operators called."""
 
     def __init__(self) -> None:
-        self.used: dict[int, str | None] = {}
+        self.reads: dict[int, str | None] = {}
         self.draws: dict[str | None, str] = {}
         self.custom: dict[str, str | None] = {}
 
-    def note(self, call: Call) -> None:
+    def note(self, call: Call, new_reads: Sequence[int]) -> None:
         location = user_location()
-        for tensor in call.tensors:
-            self.used.setdefault(storage_key(tensor), location)
+        if call.name != "aten::lift_fresh":  # data from Python, which is told by a rule of its own
+            self.reads.update(dict.fromkeys(new_reads, location))
         if call.is_random:
             named = "a generator" if any(True for _ in call.generators) else "the default generator"
             self.draws.setdefault(location, f"{call.name} from {named}")
@@ -96,7 +97,7 @@ class Places:
 
 
 class _Examiner(Observer):
-    """An observer that collects, keeps the operators, and lets CPU tensors stand for GPU tensors."""
+    """Collects, keeps the operators, and lets CPU tensors stand for GPU tensors."""
 
     def __init__(self, run: Run, pretence: Pretence | None) -> None:
         super().__init__(run.on_finding, _Watch(run))
@@ -134,8 +135,9 @@ class _Watch:
         self._run = run
 
     def before(self, call: Call, report: Report) -> None:
-        self._run.places.note(call)
-        self._run.tracker.before(call, report)
+        tracker, known = self._run.tracker, len(self._run.tracker.reads)
+        tracker.before(call, report)
+        self._run.places.note(call, list(tracker.reads)[known:])
 
     def after(self, call: Call, result: Any) -> None:
         self._run.tracker.after(call, result)

@@ -21,8 +21,8 @@ def check_segments(
 ) -> list[Diagnosis]:
     """Every way in which offsets break the contract; an empty list when none.
 
-    ``num_tokens``: rows that the buffers hold; every one must belong to a segment. ``max_length``: the
-    bound that was, or will be, baked. ``capacity``: the segments that the recording has room for.
+    ``num_tokens``: rows that the buffers hold; every one must belong to a segment. ``max_length``:
+    the bound that was, or will be, baked. ``capacity``: the segments that there is room for.
     """
     return [
         diagnosis("segments", detail, None)

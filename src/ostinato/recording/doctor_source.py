@@ -78,7 +78,7 @@ class Sources:
 
     @cached_property
     def _trees(self) -> list[tuple[str, ast.AST]]:
-        trees = []
+        trees: list[tuple[str, ast.AST]] = []
         for code in self._codes:
             try:
                 lines, first = inspect.getsourcelines(code)

@@ -1,22 +1,24 @@
 """Python state that a callable can reach: what changed between two moments, and putting it back.
 
-Attributes, globals, closures and containers, as ``survey`` finds them, plus the random generators of
-Python and numpy. Tensors' memory is the tracker's business, not this file's.
+Attributes, globals, closures and containers, as ``survey`` finds them, plus the generators of
+Python's ``random`` and of numpy. Tensors' memory is the tracker's business, not this file's.
 """
 
 from __future__ import annotations
 
 import random
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ostinato.recording.survey import Slot, survey
+from ostinato.recording.survey import Slot, Survey
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set)  # others may compute what they hold
 
 
 class Change(NamedTuple):
@@ -28,15 +30,14 @@ class Change(NamedTuple):
 
 
 class PythonState:
-    """A copy, one level deep each, of every container and attribute dictionary that ``fn`` can reach."""
+    """A copy, one level deep each, of every container and attribute that ``fn`` can reach."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], found: Survey) -> None:
         self._owners: dict[int, tuple[str, Any, Any]] = {}
         self._generators: list[tuple[Any, Any]] = [
             (random.setstate, random.getstate()),
             (np.random.set_state, np.random.get_state()),
         ]
-        found = survey(fn)
         for slot in found.slots:
             self._add(_prefix(slot), slot.owner)
             self._add_value(slot.label, slot.value)
@@ -66,7 +67,7 @@ class PythonState:
             put_back(state)
 
     def _add_value(self, label: str, value: Any) -> None:
-        if isinstance(value, (dict, list, set)):
+        if type(value) in _CONTAINERS:
             self._add(label, value)
         elif isinstance(value, random.Random):
             self._generators.append((value.setstate, value.getstate()))
@@ -81,7 +82,7 @@ class PythonState:
             return
         if isinstance(owner, types.CellType):
             self._owners[id(owner)] = (label, owner, owner.cell_contents)
-        elif isinstance(owner, (dict, list, set)):
+        elif type(owner) in _CONTAINERS:
             self._owners[id(owner)] = (label, owner, owner.copy())
 
 
@@ -154,7 +155,7 @@ def _is_equal(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
     if isinstance(old, _ATOMS):
-        return bool(old == new or old != old)
+        return bool(old == new) or repr(old) == repr(new) == "nan"
     if type(old) in (tuple, list) and len(old) == len(new):
         return all(map(_is_equal, old, new))
     return False

@@ -5,7 +5,6 @@ Operators are compared with every argument that is not a tensor, and tensors by 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -64,8 +63,7 @@ def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, float):
-        same = struct.pack("<d", value)
-        return repr(value) if value == value else f"nan:{same.hex()}"
+        return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_described, value))}]"
     if isinstance(value, torch.Generator):
