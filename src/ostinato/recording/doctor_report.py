@@ -50,10 +50,10 @@ class Diagnosis:
 class Measurements:
     """What a GPU showed; microseconds are medians of whole calls with an empty queue at the start.
 
-    ``num_launches`` is ``None`` where another profiler holds CUPTI. ``host_us``: until a direct call
-    returns; ``direct_us``, ``replayed_us``: until its result is there. ``busy_percent`` takes the
-    replay's time on the GPU for the work itself, so it is an estimate from above. ``route`` says how
-    the replayed calls were served.
+    ``num_launches`` is ``None`` where another profiler holds CUPTI. ``host_us``: until a direct
+    call returns; ``direct_us``, ``replayed_us``: until its result is there. ``busy_percent`` takes
+    the replay's time on the GPU for the work itself, so it is an estimate from above. ``route``
+    says how the replayed calls were served.
     """
 
     device: str

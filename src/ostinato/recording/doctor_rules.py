@@ -1,4 +1,4 @@
-"""The doctor's own rules beside those of ``rules.py``, the numbers of both, hints for known code."""
+"""The doctor's own rules beside those of ``rules.py``; numbers of both; hints for known code."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ _HOST_RULES = {"host-read", "host-scalar", "data-dependent", "baked-data", "devi
 _HINTS = (
     (
         ("/transformers/vision_utils.py", "/transformers/models/"),
-        "prepare its metadata outside and pass it in (cu_seqlens, max_seqlen, position_ids as keyword "
-        "arguments, with an attention that takes offsets), or use ostinato.load_encoder",
+        "prepare its metadata outside and pass it in (cu_seqlens, max_seqlen, position_ids as "
+        "keyword arguments, with an attention that takes offsets), or use ostinato.load_encoder",
     ),
 )
 """Known code that breaks rules, and what to do about it there."""
