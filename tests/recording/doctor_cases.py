@@ -1,4 +1,4 @@
-"""Small callables for the doctor: recordable ones, and ones that are not, each for another reason.
+"""Small callables for the doctor: recordable ones, and others, each with another reason.
 
 ``# here`` marks the line that a report must name.
 """
@@ -38,7 +38,7 @@ def informed(rule: str) -> Callable[[Any], Any]:
     return lambda case: INFORMED.append((rule, case)) or case
 
 
-# -- recordable -------------------------------------------------------------------------------------
+# -- recordable -----------------------------------------------------------------------------------
 
 
 @recordable
@@ -73,7 +73,7 @@ def block(x: T) -> T:
     return y + x
 
 
-# -- not recordable ---------------------------------------------------------------------------------
+# -- not recordable -------------------------------------------------------------------------------
 
 
 @refused("host-scalar")
@@ -169,8 +169,8 @@ def counted(x: T) -> T:
 def every_other_time(x: T) -> T:
     _calls[0] += 1
     if _calls[0] % 2:
-        return x + 1
-    return x * 2  # here
+        return x + 1  # here
+    return x * 2
 
 
 _compiled = torch.compile(lambda x: x + 1, backend="eager")
@@ -181,7 +181,7 @@ def compiled(x: T) -> T:
     return _compiled(x)  # here
 
 
-# -- good to know -----------------------------------------------------------------------------------
+# -- good to know ---------------------------------------------------------------------------------
 
 
 @informed("random")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import random
 import types
 from collections.abc import Callable
@@ -83,10 +85,9 @@ def test_all_findings_of_a_run_are_collected_once_each(monkeypatch: pytest.Monke
     def check() -> None:
         report = doctor(many_reasons, example())
         rules = [(f.rule, f.number) for f in report.refusals]
-        assert rules[:6] == [
+        assert rules[:5] == [
             ("host-scalar", "L1"),
             ("baked-data", "L2"),
-            ("host-operand", "L2"),
             ("device-wait", "L9"),
             ("boolean-read", "L1"),
             ("host-read", "L1"),
@@ -146,10 +147,8 @@ def test_state_is_put_back_when_the_callable_fails_or_stops() -> None:
     def body(x: T) -> T:
         log[0] += 1
         x.add_(1)
-        try:
+        with contextlib.suppress(Exception):
             big.add_(1)
-        except Exception:
-            pass
         raise LookupError
 
     x = example()
@@ -230,7 +229,7 @@ def test_a_report_reads_well() -> None:
     from rich.console import Console
 
     report = doctor(doctor_cases.stop_early, example())
-    console = Console(width=400, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=400, record=True, file=io.StringIO())
     console.print(report)
     text = console.export_text()
     for part in (

@@ -1,4 +1,4 @@
-"""transformers' own Qwen3-VL vision tower, as it comes, is refused at its ``tolist()``, with the fix."""
+"""transformers' own Qwen3-VL vision tower, as it comes, is refused at its ``tolist()``."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ class Measurements:
         else:
             lines.append(
                 f"a recorded call takes {self.replayed_us:.0f} us, {self.replayed_host_us:.0f} us "
-                f"of them on the host: {self.direct_us / self.replayed_us:.2f} times as fast ({self.route})"
+                f"of them on the host: {self.direct_us / self.replayed_us:.2f} times as fast "
+                f"({self.route})"
             )
         if self.busy_percent is not None:
             lines.append(f"the GPU is busy for at most {self.busy_percent:.0f} % of a direct call")

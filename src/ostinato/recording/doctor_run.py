@@ -147,7 +147,12 @@ _BUILT_IN = {"aten", "prim", "prims", "quantized", "_quantized", "torch_attn", "
 
 
 def _has_fake(func: Any) -> bool:
+    """Operators of ``torch.library.custom_op`` have one that raises until one is registered."""
     name = func.name()
+    defined = torch._library.custom_ops.OPDEFS.get(func._schema.name)
+    if defined is not None:
+        is_trivial = torch._library.utils.can_generate_trivial_fake_impl(func)
+        return defined._abstract_fn is not None or bool(is_trivial)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if any(has_kernel(name, key) for key in ("Meta", "CompositeImplicitAutograd")):
         return True

@@ -68,12 +68,16 @@ class Sources:
         for path, line, last, detail in sorted(found):
             yield Place(detail, path, line, last)
 
-    def setter_of(self, name: str) -> str | None:
-        """The line that assigns to, or adds to, an attribute, global or container of this name."""
-        for path, tree in self._trees:
-            for node in ast.walk(tree):
-                if isinstance(node, (ast.stmt, ast.Call)) and name in _names_set(node):
-                    return f"{path}:{node.lineno}"
+    def setter_of(self, names: Iterable[str]) -> str | None:
+        """The line that assigns to, or adds to, the attribute, global or container of such a name.
+
+        The first name that is found counts.
+        """
+        for name in names:
+            for path, tree in self._trees:
+                for node in ast.walk(tree):
+                    if isinstance(node, (ast.stmt, ast.Call)) and name in _names_set(node):
+                        return f"{path}:{node.lineno}"
         return None
 
     @cached_property

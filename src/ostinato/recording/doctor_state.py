@@ -22,10 +22,10 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)  # others may compute 
 
 
 class Change(NamedTuple):
-    """``name`` is the last part of ``label``: the attribute, global or container that changed."""
+    """``names``: the attribute, global or container that changed, the most exact first."""
 
     label: str
-    name: str
+    names: tuple[str, ...]
     detail: str
 
 
@@ -117,17 +117,17 @@ def _changes(label: str, owner: Any, copy: Any) -> Iterator[Change]:
     last = label.rpartition(".")[2]
     if isinstance(owner, types.CellType):
         if not _is_equal(owner.cell_contents, copy):
-            yield Change(label, last, _arrow(copy, owner.cell_contents))
+            yield Change(label, (last,), _arrow(copy, owner.cell_contents))
     elif isinstance(owner, list):
         if len(owner) != len(copy):
-            yield Change(label, last, f"{len(copy)} items -> {len(owner)}")
+            yield Change(label, (last,), f"{len(copy)} items -> {len(owner)}")
         else:
             for k, (old, new) in enumerate(zip(copy, owner, strict=True)):
                 if not _is_equal(old, new):
-                    yield Change(f"{label}[{k}]", last, _arrow(old, new))
+                    yield Change(f"{label}[{k}]", (last,), _arrow(old, new))
     elif isinstance(owner, set):
         if owner != copy:
-            yield Change(label, last, f"{len(copy)} items -> {len(owner)}")
+            yield Change(label, (last,), f"{len(copy)} items -> {len(owner)}")
     else:
         yield from _dict_changes(label, last, owner, copy)
 
@@ -140,13 +140,13 @@ def _dict_changes(
             continue
         is_name = isinstance(name, str) and name.isidentifier()
         shown = f"{label}.{name}" if is_name else f"{label}[{name!r}]"
+        names = (str(name), last) if is_name else (last,)
         if name not in owner:
-            yield Change(shown, str(name) if is_name else last, "removed")
+            yield Change(shown, names, "removed")
         elif name not in copy:
-            yield Change(shown, str(name) if is_name else last, "new")
+            yield Change(shown, names, "new")
         elif not _is_equal(copy[name], owner[name]):
-            detail = _arrow(copy[name], owner[name])
-            yield Change(shown, str(name) if is_name else last, detail)
+            yield Change(shown, names, _arrow(copy[name], owner[name]))
 
 
 def _is_equal(old: Any, new: Any) -> bool:

@@ -36,7 +36,7 @@ def differences(first: Sequence[Operation], second: Sequence[Operation]) -> Iter
     """Every argument that differs, up to the first operator that is not the same."""
     for a, b in zip(first, second, strict=False):
         if a.name != b.name or a.location != b.location:
-            where = b.location or a.location
+            where = a.location if len(first) > len(second) else b.location
             yield Difference(True, f"running {a.name} in one call and {b.name} in another", where)
             return
         if a.signature != b.signature:
