@@ -196,3 +196,44 @@ def _stay_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         if owner is not None and patch.attribute in vars(owner):
             monkeypatch.setattr(owner, patch.attribute, getattr(owner, patch.attribute))
     monkeypatch.setattr(patches, "_installed", [])
+
+
+def without_diagnosis(rule: str) -> Mutation:
+    """The doctor does not tell breaches of one rule."""
+
+    def mutate(monkeypatch: pytest.MonkeyPatch) -> None:
+        from ostinato.recording.doctor_examine import Examination
+
+        original = Examination._add
+
+        def add(self: Any, name: str, detail: str, location: str | None) -> None:
+            if name != rule:
+                original(self, name, detail, location)
+
+        monkeypatch.setattr(Examination, "_add", add)
+
+    return mutate
+
+
+def _register_diagnoses() -> None:
+    from ostinato.recording.doctor_rules import DOCTOR_RULES
+
+    for rule in DOCTOR_RULES:
+        mutations[f"doctor.{rule}"] = without_diagnosis(rule)
+
+
+_register_diagnoses()
+
+
+@mutation("doctor.python_is_put_back")
+def _python_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.doctor_state import PythonState
+
+    monkeypatch.setattr(PythonState, "restore", lambda self: None)
+
+
+@mutation("doctor.memory_is_put_back")
+def _memory_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.doctor_run import Run
+
+    monkeypatch.setattr(Run, "restore", lambda self: None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ostinato.recording.config import GraphConfig
+    from ostinato.recording.doctor import doctor
     from ostinato.recording.graphed import Graphed, graph
     from ostinato.recording.routes import route
     from ostinato.vision.encoder import Encoded, Encoder, load_encoder
@@ -18,13 +19,23 @@ _HOMES = {
     "graph": "ostinato.recording.graphed",
     "Graphed": "ostinato.recording.graphed",
     "GraphConfig": "ostinato.recording.config",
+    "doctor": "ostinato.recording.doctor",
     "route": "ostinato.recording.routes",
     "load_encoder": "ostinato.vision.encoder",
     "Encoder": "ostinato.vision.encoder",
     "Encoded": "ostinato.vision.encoder",
 }
 
-__all__ = ["Encoded", "Encoder", "GraphConfig", "Graphed", "graph", "load_encoder", "route"]
+__all__ = [
+    "Encoded",
+    "Encoder",
+    "GraphConfig",
+    "Graphed",
+    "doctor",
+    "graph",
+    "load_encoder",
+    "route",
+]
 __version__ = "0.1.0"
 
 

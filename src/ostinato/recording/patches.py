@@ -70,10 +70,11 @@ PATCHES = (
         "torch._dynamo.eval_frame",
         "_maybe_set_eval_frame",
         "compiled-frame",
+        _nothing,
         triggers=lambda callback, *_: callable(callback),
         opaque=True,
     ),
-    Patch("triton.runtime.jit:JITFunction", "run", "triton-launch", opaque=True),
+    Patch("triton.runtime.jit:JITFunction", "run", "triton-launch", _nothing, opaque=True),
 )
 
 _LAZY = ("torch._dynamo.eval_frame", "triton.runtime.jit")

@@ -6,7 +6,7 @@ reads and writes outside of itself. It records nothing, and ``Probe.restore()`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +123,11 @@ class Tracker:
         self._is_random = False
         self._generators: dict[int, torch.Generator] = {}
         self._num_operations = 0
+
+    @property
+    def reads(self) -> Mapping[int, torch.Tensor]:
+        """Storage -> the tensor from outside by which it was first read or written."""
+        return self._reads
 
     def before(self, call: Call, report: Report) -> None:
         self._num_operations += 1

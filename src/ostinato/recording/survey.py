@@ -13,6 +13,7 @@ import functools
 import hashlib
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 MAX_CONTAINER_ITEMS = 4096
 MAX_SLOTS = 200_000
 
+_STORED = (dict, OrderedDict, list, tuple, set, frozenset)
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "builtins"}
 _DYNAMIC_NAMES = {"getattr", "vars", "__dict__", "__getattribute__"}
 _MODULE_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training"}
@@ -102,17 +104,25 @@ class _Walker:
             self.visit(value.fget, label)
         elif isinstance(value, (classmethod, staticmethod)):
             self.visit(value.__func__, label)
-        elif isinstance(value, (dict, list, tuple, set, frozenset)):
+        elif isinstance(value, (dict, list, tuple, set, frozenset)) and _is_stored(value):
             self._container(value, label)
         elif isinstance(value, types.ModuleType):
             if not _is_library(value.__name__):
                 self._named(vars(value), label)
         elif isinstance(value, type):
             self._class(value, label)
-        elif callable(getattr(value, "__wrapped__", None)):  # functools.cache and its like
-            self.visit(value.__wrapped__, label)
-        elif hasattr(value, "__dict__") and not _is_library(type(value).__module__):
-            self._named(vars(value), label)
+        else:
+            self._object(value, label)
+
+    def _object(self, value: Any, label: str) -> None:
+        try:  # not getattr: an object that imports or computes what it is asked for must not do so
+            attributes = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return
+        if callable(attributes.get("__wrapped__")):  # functools.cache and its like
+            self.visit(attributes["__wrapped__"], label)
+        elif not _is_library(type(value).__module__):
+            self._named(attributes, label)
             self._class(type(value), f"type({label})")
 
     def _module(self, module: torch.nn.Module, label: str) -> None:
@@ -205,6 +215,14 @@ def _names_of(code: types.CodeType) -> Iterator[str]:
             yield const
         elif isinstance(const, types.CodeType):
             yield from _names_of(const)
+
+
+def _is_stored(container: Any) -> bool:
+    """False for a container that makes its items when asked (transformers' lazy mappings)."""
+    return all(
+        getattr(type(container), name, None) in [getattr(base, name, None) for base in _STORED]
+        for name in ("__iter__", "__getitem__", "items")
+    )
 
 
 def _is_library(module: str) -> bool:

@@ -1,0 +1,61 @@
+"""Finds a callable by ``package.module:callable``, and example calls beside it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ostinato.errors import ConfigError
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Resolved(NamedTuple):
+    """A callable with at least one example call, as ``examine(fn, calls)`` takes them."""
+
+    fn: Callable[..., Any]
+    calls: Sequence[Call]
+
+
+def resolve(target: str) -> Resolved:
+    """The callable that ``"package.module:callable"`` names, with its examples.
+
+    Examples come from ``<callable>_example()`` or ``example_inputs()`` in the same module, which
+    return ``(args, kwargs)`` or a list of such. Raises ``ConfigError`` that names what is missing.
+    """
+    module_name, _, path = target.partition(":")
+    if not module_name or not path:
+        raise ConfigError(f"{target!r}: expected package.module:callable")
+    try:
+        module: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{target!r}: {error}") from None
+    found = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ConfigError(f"{target!r}: {module_name} has no {path}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ConfigError(f"{target!r} is a {type(found).__qualname__}; expected a callable")
+    return Resolved(found, _examples(target, module, path.rpartition(".")[2]))
+
+
+def _examples(target: str, module: Any, name: str) -> list[Call]:
+    for maker in (f"{name}_example", "example_inputs"):
+        make = getattr(module, maker, None)
+        if callable(make):
+            made = make()
+            calls = made if isinstance(made, list) else [made]
+            return [_checked(call, f"{module.__name__}.{maker}()") for call in calls]
+    raise ConfigError(
+        f"{target!r} has no example call; expected a function {name}_example() or example_inputs() "
+        f"in {module.__name__} that returns (args, kwargs), or a list of such"
+    )
+
+
+def _checked(call: Any, maker: str) -> Call:
+    match call:
+        case (tuple() | list() as args, dict() as kwargs):
+            return tuple(args), kwargs
+    raise ConfigError(f"{maker} returned a {type(call).__qualname__}; expected (args, kwargs)")
