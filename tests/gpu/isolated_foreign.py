@@ -122,7 +122,7 @@ def other_threads_during_captures() -> dict[str, Any]:
                     size = (turns[0] * 7919) % (1 << 22) + 1
                     made = torch.full((size,), 2.0, device=DEVICE)
                     pinned = torch.ones(size % 65536 + 1).pin_memory()
-                    made[: pinned.numel()].copy_(pinned, non_blocking=True)
+                    made[: pinned.numel()].copy_(pinned[: made.numel()], non_blocking=True)
                     assert float(made[-1]) in (1.0, 2.0)
                     gc.collect()
         except BaseException as error:

@@ -102,7 +102,7 @@ class CudaPool:
         return recorded
 
     def bytes_held(self) -> int:
-        segments = torch.cuda.memory_snapshot(mempool_id=self._pool.id)  # type: ignore[no-untyped-call]
+        segments = torch.cuda.memory_snapshot(mempool_id=self._pool.id)
         return sum(int(segment["total_size"]) for segment in segments)
 
     def close(self) -> None:
@@ -249,6 +249,7 @@ def _collection_held_off() -> Iterator[None]:
 _was_enabled = True
 
 
+_spare_streams: dict[int, list[torch.cuda.Stream]] = {}
 _last_random: dict[int, torch.cuda.Stream] = {}
 
 
@@ -260,12 +261,14 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        spare = _spare_streams.setdefault(index, [])
+        self.stream = spare.pop() if spare else torch.cuda.Stream(self.device)
         self.bytes_per_node = 0
         self._last_raw = self.stream.cuda_stream
         self._last = self.stream
         self._current_raw = torch._C._cuda_getCurrentRawStream
         self._index = index
+        self._is_closed = False
 
     def attach(self) -> None:
         torch.cuda.set_device(self.device)
@@ -292,7 +295,7 @@ class CudaBackend:
         _last_random[self._index] = current
 
     def fence(self) -> Any:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -303,7 +306,11 @@ class CudaBackend:
         torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
-        self._last, self._last_raw = self.stream, self.stream.cuda_stream
+        """Leave the stream to the next lane: its library workspaces stay for the process's life."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.stream.wait_stream(self._last)
+            _spare_streams[self._index].append(self.stream)
 
 
 def _warm_libraries(device: torch.device) -> None:

@@ -10,7 +10,7 @@ import torch
 from ostinato.errors import GateFailed
 from ostinato.recording import gate, growth, tree
 from ostinato.recording.backend import Backend
-from ostinato.recording.buffers import pad
+from ostinato.recording.buffers import copy_of, pad
 from ostinato.recording.entry import Entry
 from ostinato.recording.gate import Verdict, vary
 from ostinato.recording.ladder import Axis
@@ -169,8 +169,14 @@ class Examination:
         return leaves
 
     def _on_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        uploads = self._order.region.uploads
-        return [t.to(self._backend.device) if i in uploads else t for i, t in enumerate(tensors)]
+        """The tensors of a direct trial call: uploaded where they are on the host, and copies of
+        what the call writes to.
+        """
+        region = self._order.region
+        moved = [
+            t.to(self._backend.device) if i in region.uploads else t for i, t in enumerate(tensors)
+        ]
+        return [copy_of(t) if i in region.writes else t for i, t in enumerate(moved)]
 
     def _padded(
         self, tensors: Sequence[torch.Tensor], sizes: Mapping[Axis, int]

@@ -10,7 +10,7 @@ from ostinato.errors import RecordingRefused
 from ostinato.recording import switches
 from ostinato.recording.admission import best_of, is_worth_it
 from ostinato.recording.backend import Backend
-from ostinato.recording.buffers import StaticInputs
+from ostinato.recording.buffers import StaticInputs, copy_of
 from ostinato.recording.cache import Cache, Generation
 from ostinato.recording.entry import Entry
 from ostinato.recording.examination import Examination
@@ -191,7 +191,8 @@ class Recorder:
 
     def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
         """Microseconds of a whole recorded and a whole direct call of the example, best of five."""
-        example = order.example.tensors
+        writes = order.region.writes
+        example = [copy_of(t) if i in writes else t for i, t in enumerate(order.example.tensors)]
         sizes = order.region.sizes_of(example) if order.rung is not None else None
 
         def recorded() -> None:

@@ -110,6 +110,7 @@ class Runner:
             with self.lane.lock:
                 self.cache.close()
             self.lane.close()
+            self.lane.backend.close()
 
 
 def backend_of(device: torch.device) -> Backend:

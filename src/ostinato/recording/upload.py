@@ -73,5 +73,5 @@ class _Slot:
 
     def mark(self) -> None:
         if self._event is None:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event = torch.cuda.Event()
         self._event.record()
