@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.recording.calls import Call, decompose, is_composite, is_foreign_subclass
 
 
-class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorMode(TorchDispatchMode):
     """Hands each operator below autograd to ``on_operator``.
 
     Tensor subclasses turn into plain operators first, and composite operators, which arrive whole

@@ -67,7 +67,7 @@ class RandomUndo:
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self._states: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self.note(torch.default_generator)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():
             self.note(torch.cuda.default_generators[torch.cuda.current_device()])
         for generator in generators:
             self.note(generator)
@@ -90,7 +90,7 @@ class RandomUndo:
 
 
 def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+    copy: torch.UntypedStorage = storage.clone()
     return copy
 
 
