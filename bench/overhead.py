@@ -1,8 +1,8 @@
 """How much host time does a replayed call cost beyond a hand-written one?
 
-A region of 700 kernels; host time until the call returned, queue empty at the start, medians. Beside it, in
-the same run: the hand-written ``copy_`` + ``replay()`` + ``clone()``, ``make_graphed_callables`` and
-``torch.compile(mode="reduce-overhead")``. Needs an NVIDIA GPU.
+A region of 700 kernels; host time until the call returned, queue empty at the start, medians.
+Beside it, in the same run: the hand-written ``copy_`` + ``replay()`` + ``clone()``,
+``make_graphed_callables`` and ``torch.compile(mode="reduce-overhead")``. Needs an NVIDIA GPU.
 
     python bench/overhead.py [--calls 300] [--out FILE]
 """

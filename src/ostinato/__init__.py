@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ostinato.recording.doctor import doctor
     from ostinato.recording.graphed import Graphed, graph
     from ostinato.recording.routes import route
+    from ostinato.vision.encoder import Encoded, Encoder, load_encoder
 
 _HOMES = {
     "graph": "ostinato.recording.graphed",
@@ -20,9 +21,21 @@ _HOMES = {
     "GraphConfig": "ostinato.recording.config",
     "doctor": "ostinato.recording.doctor",
     "route": "ostinato.recording.routes",
+    "load_encoder": "ostinato.vision.encoder",
+    "Encoder": "ostinato.vision.encoder",
+    "Encoded": "ostinato.vision.encoder",
 }
 
-__all__ = ["GraphConfig", "Graphed", "doctor", "graph", "route"]
+__all__ = [
+    "Encoded",
+    "Encoder",
+    "GraphConfig",
+    "Graphed",
+    "doctor",
+    "graph",
+    "load_encoder",
+    "route",
+]
 __version__ = "0.1.0"
 
 

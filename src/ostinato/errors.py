@@ -4,12 +4,13 @@
 
     OstinatoError
     ├── ConfigError (ValueError)         a setting that cannot be what it is
-    ├── InputError (ValueError)          an image, video, observation or prompt that cannot be served
+    ├── InputError (ValueError)          an image, video, observation or prompt we cannot serve
     ├── UnkeyableArgument (TypeError)    an argument that has no exact place in a key
     ├── WeightsError (ValueError)        a checkpoint that does not fit the model
     ├── DeviceError (RuntimeError)       a device that is visible and cannot be used
+    ├── Overloaded (RuntimeError)        a server that is full or not ready; says when to try again
     ├── RouteUnavailable (RuntimeError)  a forced route that cannot serve the call
-    └── RecordingRefused (RuntimeError)  a callable that cannot be recorded, with rule, place and fix
+    └── RecordingRefused (RuntimeError)  a callable that cannot be recorded: rule, place, fix
         ├── CaptureFailed                the backend gave up half-way
         └── GateFailed                   the recording does not answer like the direct call
 
@@ -41,6 +42,14 @@ class WeightsError(OstinatoError, ValueError):
 
 class DeviceError(OstinatoError, RuntimeError):
     """A device that is visible and cannot be used."""
+
+
+class Overloaded(OstinatoError, RuntimeError):
+    """A server is full or not ready; ``retry_after_s`` says when to try again."""
+
+    def __init__(self, reason: str, *, retry_after_s: int) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(reason)
 
 
 class RouteUnavailable(OstinatoError, RuntimeError):

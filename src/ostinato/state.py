@@ -1,8 +1,9 @@
 """Whether a warm-up or a recording is under way in this context.
 
-One context variable, and the count of operator verdicts, which is part of every key. Operators ask it before they choose a fast path that has not been verified,
-pieces ask it where to split, and a ``Graphed`` inside another recording asks it to become the plain
-callable. It knows nothing of what is being recorded.
+One context variable, and the count of operator verdicts, which is part of every key. Operators
+ask it before they choose a fast path that has not been verified, pieces ask it where to split,
+and a ``Graphed`` inside another recording asks it to become the plain callable. It knows nothing
+of what is being recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Verdicts:
         self.number = 0
 
     def changed(self) -> None:
-        """An operator was verified or refused for a signature; recordings made before are other ones."""
+        """An operator was verified or refused for a signature; recordings made before are other
+        ones.
+        """
         self.number += 1
 
 

@@ -1,7 +1,7 @@
 """Random programs of aten operators for the tape: views, writes, out=, overlaps, buffers, draws.
 
-A program is a list of ``(operator, i, j, k)``. Running it keeps a pool of 4x4 float tensors, so every
-program is valid; writes reach only tensors of the pool and the buffers.
+A program is a list of ``(operator, i, j, k)``. Running it keeps a pool of 4x4 float tensors, so
+every program is valid; writes reach only tensors of the pool and the buffers.
 """
 
 from __future__ import annotations

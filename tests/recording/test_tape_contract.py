@@ -1,4 +1,6 @@
-"""What a tape promises beside equal bytes: no trace of recording, modes, draws, poison, refusals."""
+"""What a tape promises beside equal bytes: no trace of recording, modes, draws, poison,
+refusals.
+"""
 
 from __future__ import annotations
 

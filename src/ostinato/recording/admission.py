@@ -1,7 +1,7 @@
 """Exact recording, padded recording or direct call: whichever was measured to be fastest.
 
-Pure arithmetic over measured times; whoever measures gives the clock. Without times (the tape, where speed is
-not the point) every recording is admissible and an exact one is preferred.
+Pure arithmetic over measured times; whoever measures gives the clock. Without times (the tape,
+where speed is not the point) every recording is admissible and an exact one is preferred.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class DirectTimes:
         insort(self._points, (size, microseconds))
 
     def estimate(self, size: int) -> float | None:
-        """Linear between neighbours; beyond the ends the nearest one, since launch overhead is flat."""
+        """Linear between neighbours; beyond the ends the nearest one, since launch overhead is
+        flat.
+        """
         if not self._points:
             return None
         at = bisect_left(self._points, (size, 0.0))

@@ -31,12 +31,20 @@ def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return tensor.as_strided((spec.span,), (1,), tensor.storage_offset())
 
 
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, holes and overlaps, where ``clone`` would make it dense."""
+    if tensor.numel() == 0:
+        return tensor.detach().clone()
+    whole = flat(tensor.detach(), TensorSpec.of(tensor)).clone()
+    return whole.as_strided(tensor.shape, tensor.stride())
+
+
 class StaticInputs:
     """The static tensors of one recording and the copies that fill them.
 
-    ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's tensor
-    is the static one. Inputs in ``uploads`` arrive on the host and travel together in one upload.
-    ``growth`` says, per input, which dimensions a call may leave partly unused.
+    ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's
+    tensor is the static one. Inputs in ``uploads`` arrive on the host and travel together in one
+    upload. ``growth`` says, per input, which dimensions a call may leave partly unused.
     """
 
     def __init__(
@@ -134,7 +142,9 @@ def fill_value(grows: Grows, sizes: Sizes) -> float:
 
 
 def pad(given: torch.Tensor, growth: Growth, shape: Sequence[int], sizes: Sizes) -> torch.Tensor:
-    """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill behind it."""
+    """A new tensor of ``shape``: ``given`` at the front of each growing dimension, the fill
+    behind it.
+    """
     padded = given.new_empty(tuple(shape))
     real = padded
     for dim, grows in growth.items():

@@ -1,4 +1,6 @@
-"""All recordings of a lane under one byte budget: generations that share a pool, retired as a whole."""
+"""All recordings of a lane under one byte budget: generations that share a pool, retired as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Budget:
             self._askers.remove(held)
 
     def reserve(self, owner: str, num_bytes: int) -> None:
-        """Set what ``owner`` takes; raises ``RecordingRefused`` when it does not fit beside the rest."""
+        """Set what ``owner`` takes; raises ``RecordingRefused`` when it does not fit beside the
+        rest.
+        """
         others = self.held() - self._reserved.get(owner, 0)
         if others + num_bytes > self.limit_bytes:
             raise RecordingRefused(
@@ -93,7 +97,9 @@ class Generation:
 
 
 class Cache:
-    """Generations of one lane and the budget they live under. Used on the lane's thread or under its lock."""
+    """Generations of one lane and the budget they live under. Used on the lane's thread or under
+    its lock.
+    """
 
     def __init__(self, backend: Backend, budget: Budget) -> None:
         self._backend = backend
@@ -111,7 +117,9 @@ class Cache:
         return sum(g.bytes_held() for g in list(self._generations))
 
     def current(self) -> Generation:
-        """The generation that takes the next recording; a new one where the last is closed or full."""
+        """The generation that takes the next recording; a new one where the last is closed or
+        full.
+        """
         last = self._generations[-1] if self._generations else None
         share = self.budget.limit_bytes * GENERATION_SHARE
         if last is not None and last.is_open and last.bytes_held() < share:

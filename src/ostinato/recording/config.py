@@ -27,12 +27,12 @@ class GraphConfig:
     ``mode``: ``auto`` (the fastest of exact, rung and direct), ``exact`` (no padding), ``ladder``
     (rungs only; needs a description of what grows), ``off`` (every call is direct).
     ``budget_bytes``: all recordings of the device together; ``None`` is an eighth of its memory.
-    ``min_hits``: a key is recorded at its n-th call. ``promote_hits``: a key that a rung serves gets
-    an exact recording of its own, off the request's path, after so many calls.
-    ``verify``: ``on_record`` (the gate), ``paranoid`` (every call is also made directly and compared),
-    ``off`` (no gate; for measuring what it costs).
-    ``tolerance``: largest relative distance of a rung's result from the unpadded direct call's;
-    ``None`` is by dtype. ``cache_dir``: where timings and refusals are kept between processes.
+    ``min_hits``: a key is recorded at its n-th call. ``promote_hits``: a key that a rung serves
+    gets an exact recording of its own, off the request's path, after so many calls. ``verify``:
+    ``on_record`` (the gate), ``paranoid`` (every call is also made directly and compared),
+    ``off`` (no gate; for measuring what it costs). ``tolerance``: largest relative distance of a
+    rung's result from the unpadded direct call's; ``None`` is by dtype. ``cache_dir``: where
+    timings and refusals are kept between processes.
     """
 
     mode: Mode = "auto"

@@ -1,9 +1,10 @@
-"""The CUDA backend: the only place, with its ``cuda_*`` neighbours, that names graphs, pools and streams.
+"""The CUDA backend: the only place, with its ``cuda_*`` neighbours, that names graphs, pools and
+streams.
 
 Captures are begun and ended by hand: ``torch.cuda.graph`` synchronises the device and flushes the
-allocator's cache each time. Warm-ups allocate from the pool that the capture will use, so a recording
-reserves its temporaries once. Replays run on the caller's own stream; what orders two of them is
-``join`` (docs/decisions/0002).
+allocator's cache each time. Warm-ups allocate from the pool that the capture will use, so a
+recording reserves its temporaries once. Replays run on the caller's own stream; what orders two
+of them is ``join`` (docs/decisions/0002).
 """
 
 from __future__ import annotations
@@ -59,14 +60,19 @@ def _freed() -> None:
 
 
 class CudaPool:
-    """One private memory pool; its recordings never run at the same time, so they share temporaries."""
+    """One private memory pool; its recordings never run at the same time, so they share
+    temporaries.
+    """
 
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
         self._pool: Any = torch.cuda.MemPool()
 
     def warm_up(self, body: Body) -> Any:
-        activity = state.Activity(state.Phase.WARM_UP)
+        return self._run(body)
+
+    def _run(self, body: Body, splitter: state.Splitter | None = None) -> Any:
+        activity = state.Activity(state.Phase.WARM_UP, splitter)
         with torch.cuda.use_mem_pool(self._pool), state.entering(activity):
             return body()
 
@@ -77,7 +83,7 @@ class CudaPool:
                 rule="capture-failed",
                 fix="find out why with ostinato doctor",
             )
-        direct_kernels = cuda_census.count_kernels(lambda: self.warm_up(body))
+        direct_kernels = cuda_census.count_kernels(lambda count: self._run(body, count))
         capture = _Capture(self._pool.id, generators)
         with _collection_held_off():
             activity = state.Activity(state.Phase.RECORDING, capture)
@@ -96,7 +102,7 @@ class CudaPool:
         return recorded
 
     def bytes_held(self) -> int:
-        segments = torch.cuda.memory_snapshot(mempool_id=self._pool.id)
+        segments = torch.cuda.memory_snapshot(mempool_id=self._pool.id)  # type: ignore[no-untyped-call]
         return sum(int(segment["total_size"]) for segment in segments)
 
     def close(self) -> None:
@@ -106,7 +112,7 @@ class CudaPool:
 class _Capture:
     """Captures a body as one graph, or as several with direct calls between them."""
 
-    def __init__(self, pool_id: tuple[int, int], generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, pool_id: Any, generators: Sequence[torch.Generator]) -> None:
         self._pool_id = pool_id
         self._generators = generators
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -116,7 +122,9 @@ class _Capture:
         self._num_nodes = 0
 
     def run(self, body: Body, activity: state.Activity) -> RecordingRefused | None:
-        """Capture the body. An error is returned, not raised: its traceback would pin the buffers."""
+        """Capture the body. An error is returned, not raised: its traceback would pin the
+        buffers.
+        """
         try:
             with state.entering(activity):
                 self._begin()
@@ -252,7 +260,7 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        self.stream = torch.cuda.Stream(self.device)
+        self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.bytes_per_node = 0
         self._last_raw = self.stream.cuda_stream
         self._last = self.stream
@@ -284,7 +292,7 @@ class CudaBackend:
         _last_random[self._index] = current
 
     def fence(self) -> Any:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -299,7 +307,9 @@ class CudaBackend:
 
 
 def _warm_libraries(device: torch.device) -> None:
-    """Create what a first use inside a pool or a capture would put there: handles, workspaces, seeds."""
+    """Create what a first use inside a pool or a capture would put there: handles, workspaces,
+    seeds.
+    """
     with torch.inference_mode(False), torch.no_grad():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             square = torch.zeros(64, 64, dtype=dtype, device=device)

@@ -1,7 +1,8 @@
 """After a capture that failed: what torch leaves behind, put right.
 
-torch 2.11 to 2.13 keep routing allocations to the pool, keep the pool's use count, and leave every CUDA
-generator in capture state. The order of the steps was measured (``facts`` in docs/log.md).
+torch 2.11 to 2.13 keep routing allocations to the pool, keep the pool's use count, and leave
+every CUDA generator in capture state. The order of the steps was measured (``facts`` in
+docs/log.md).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ broken_graphs: list[torch.cuda.CUDAGraph] = []
 def heal(
     graph: torch.cuda.CUDAGraph, pool_id: tuple[int, int], generators: Sequence[torch.Generator]
 ) -> None:
-    """End the capture of ``graph`` and give back what it holds; the pool takes no new capture after it."""
+    """End the capture of ``graph`` and give back what it holds; the pool takes no new capture
+    after it.
+    """
     try:
         graph.capture_end()
     except RuntimeError:
@@ -42,7 +45,9 @@ def _leave_pool(pool_id: tuple[int, int]) -> None:
 
 
 def explain(error: BaseException) -> RecordingRefused:
-    """What went wrong, with the caller's line; the CUDA message alone does not name the operation."""
+    """What went wrong, with the caller's line; the CUDA message alone does not name the
+    operation.
+    """
     if isinstance(error, RecordingRefused):
         return error
     first: BaseException = error

@@ -65,7 +65,9 @@ class OperatorEntry:
 
 @dataclass(frozen=True, slots=True)
 class DirectEntry:
-    """A direct call between two pieces. ``kept`` has a tensor for each result that is new memory."""
+    """A direct call between two pieces. ``kept`` has a tensor for each result that is
+    new memory.
+    """
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]

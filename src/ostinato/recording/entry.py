@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,9 @@ class Entry:
     def serve(
         self, tensors: Sequence[torch.Tensor], sizes: Mapping[Axis, int] | None, *, borrow: bool
     ) -> Any:
-        """Load, replay, write back, and give the caller its result. Nothing waits for the device."""
+        """Load, replay, write back, and give the caller its result. Nothing waits for
+        the device.
+        """
         self.hits += 1
         self.inputs.load(tensors, self.rung)
         self.recorded.replay()
@@ -74,7 +76,9 @@ class Entry:
         given.copy_(static)
 
     def release(self, *, keep_executable: bool) -> None:
-        """Stop serving and give up the static buffers; the executable too unless it must live on."""
+        """Stop serving and give up the static buffers; the executable too unless it
+        must live on.
+        """
         if self.is_alive:
             self.is_alive = False
             if not keep_executable:
@@ -84,7 +88,3 @@ class Entry:
     def free(self) -> None:
         self.release(keep_executable=False)
         self.recorded.free()
-
-
-Invoke = Callable[[Sequence[torch.Tensor]], Any]
-"""Calls the region's callable with these tensors in the places of its inputs."""

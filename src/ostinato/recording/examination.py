@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,19 +12,19 @@ from ostinato.recording import gate, growth, tree
 from ostinato.recording.backend import Backend
 from ostinato.recording.buffers import pad
 from ostinato.recording.entry import Entry
-from ostinato.recording.gate import Verdict
+from ostinato.recording.gate import Verdict, vary
 from ostinato.recording.ladder import Axis
+from ostinato.recording.order import GateSet, Order
 from ostinato.recording.probe import Probe
-
-if TYPE_CHECKING:
-    from ostinato.recording.recorder import Order
 
 VARIATIONS = (1, 7)
 """By how many places the floating inputs of the two varied calls are rolled."""
 
 
 class Examination:
-    """Compares one recording with direct calls. Every trial starts from the same state and draws."""
+    """Compares one recording with direct calls. Every trial starts from the same state
+    and draws.
+    """
 
     def __init__(self, order: Order, entry: Entry, made: Probe, backend: Backend) -> None:
         self._order = order
@@ -39,15 +39,22 @@ class Examination:
 
     def run_unpadded(self) -> Any:
         """A direct call of the example at its own size, in memory of the pool."""
-        return self._direct(self._on_device(self._order.example))
+        return self._unpadded(self._order.example)
+
+    def _unpadded(self, given: GateSet) -> Any:
+        if given.direct is not None:
+            return self._pool.warm_up(given.direct)
+        return self._direct(self._on_device(given.tensors))
 
     def result_growth(self) -> growth.ResultGrowth:
-        """Which dimensions of the results follow which axis, found by padding the example further."""
+        """Which dimensions of the results follow which axis, found by padding the example
+        further.
+        """
         order = self._order
         assert order.rung is not None
 
         def shapes_at(sizes: Mapping[Axis, int]) -> list[torch.Size]:
-            padded = self._padded(self._on_device(order.example), sizes)
+            padded = self._padded(self._on_device(order.example.tensors), sizes)
             shapes = [t.shape for t in self._leaves(self._direct(padded))]
             self.restore()
             return shapes
@@ -59,27 +66,28 @@ class Examination:
         order = self._order
         sets = [*order.gate_sets]
         if not order.region.state:
-            sets += [[gate.vary(t, step) for t in order.example] for step in VARIATIONS]
-        verdicts = []
-        for number, tensors in enumerate(sets):
-            what = f"check {number + 1} of {len(sets)}"
-            if order.rung is None:
-                verdicts.append(self._exact(tensors, what))
-            else:
-                verdicts.append(self._rung(tensors, what))
+            example = order.example.tensors
+            sets += [GateSet([vary(t, step) for t in example]) for step in VARIATIONS]
+        check = self._exact if order.rung is None else self._rung
+        verdicts = [
+            check(given, f"check {number} of {len(sets)}") for number, given in enumerate(sets, 1)
+        ]
         worst = max(v.worst for v in verdicts)
         notes = sorted({v.note for v in verdicts if v.note})
         return Verdict(all(v.is_exact for v in verdicts), worst, "; ".join(notes))
 
-    def _exact(self, tensors: Sequence[torch.Tensor], what: str) -> Verdict:
+    def _exact(self, given: GateSet, what: str) -> Verdict:
+        tensors = given.tensors
         want = self._observe(tensors, self._run_direct)
         got = self._observe(tensors, self._run_replay)
         gate.check_finite(want, f"the direct call's results in {what}")
         return gate.compare_exact(got, want, self._spread(tensors, got, want), what)
 
-    def _rung(self, tensors: Sequence[torch.Tensor], what: str) -> Verdict:
-        """Padded direct call and replay agree in the real rows, padding poisoned; unpadded is close."""
-        order = self._order
+    def _rung(self, given: GateSet, what: str) -> Verdict:
+        """Padded direct call and replay agree in the real rows, padding poisoned; unpadded is
+        close.
+        """
+        order, tensors = self._order, given.tensors
         sizes = order.region.sizes_of(tensors)
         lengths = growth.lengths(self._entry.result_growth, sizes)
         num = len(lengths)
@@ -94,7 +102,9 @@ class Examination:
         spread = self._spread(tensors, got, want)
         exact = gate.compare_exact(real(got), real(want), spread, what)
         gate.compare_exact(real(poisoned), real(want), spread, f"{what}, padding poisoned")
-        unpadded = [t.clone() for t in self._leaves(self._direct(self._on_device(tensors)))]
+        if order.direct is not None and given.direct is None:
+            return exact  # the caller pads its inputs: only it can call without padding
+        unpadded = [t.clone() for t in self._leaves(self._unpadded(given))]
         self.restore()
         close = gate.compare_close(real(want), unpadded, order.config.tolerance, what)
         return Verdict(exact.is_exact, max(exact.worst, close.worst), exact.note)
@@ -105,7 +115,9 @@ class Examination:
         got: Sequence[torch.Tensor],
         want: Sequence[torch.Tensor],
     ) -> list[float] | None:
-        """How far two direct calls are apart, asked only when the replay is not equal to the first."""
+        """How far two direct calls are apart, asked only when the replay is not equal to the
+        first.
+        """
         if all(gate.is_bit_exact(a, b) for a, b in zip(got, want, strict=True)):
             return None
         again = self._observe(tensors, self._run_direct)

@@ -48,7 +48,9 @@ class Family:
         return tuple(chosen[axis] for axis in self._axes)
 
     def _spares(self, sizes: Mapping[Axis, int], rung: Mapping[Axis, int]) -> dict[Axis, bool]:
-        """Axes whose padding describes the padding of another: the tail needs an entry of its own."""
+        """Axes whose padding describes the padding of another: the tail needs an entry of its
+        own.
+        """
         spares: dict[Axis, bool] = {}
         for growth in self._region.grows.values():
             for grows in growth.values():
@@ -58,13 +60,17 @@ class Family:
         return spares
 
     def holds(self, rung: Rung, sizes: Mapping[Axis, int]) -> bool:
-        """True when a call of ``sizes`` fits ``rung`` in every axis, the tail's own entry included."""
+        """True when a call of ``sizes`` fits ``rung`` in every axis, the tail's own entry
+        included.
+        """
         chosen = dict(zip(self._axes, rung, strict=True))
         spares = self._spares(sizes, chosen)
         return all(chosen[a] >= sizes[a] + spares.get(a, False) for a in self._axes)
 
     def best(self, sizes: Mapping[Axis, int]) -> Entry | None:
-        """The recorded rung that serves ``sizes`` in the least time (least volume, where untimed)."""
+        """The recorded rung that serves ``sizes`` in the least time (least volume, where
+        untimed).
+        """
         able = [
             (e.recorded_us if e.recorded_us is not None else 0.0, prod(rung), e)
             for rung, e in self.entries.items()
@@ -95,7 +101,9 @@ class Family:
         return sorted(rungs, key=lambda r: (prod(r), r), reverse=True)
 
     def enlarge(self, tensors: Sequence[torch.Tensor], rung: Rung) -> list[torch.Tensor]:
-        """The example cut to what a rung holds, where it is larger; floating inputs only are cut."""
+        """The example cut to what a rung holds, where it is larger; floating inputs
+        only are cut.
+        """
         sizes = self.sizes_of(rung)
         fitted = list(tensors)
         for i, growth in self._region.grows.items():
@@ -110,5 +118,5 @@ def family_key(region: Region, key: Key) -> Key:
     """The key with every growing dimension wiped out, so that sizes of one kind meet."""
     specs = list(key.specs)
     for i, growth in region.grows.items():
-        specs[i] = specs[i].resized({dim: 0 for dim in growth})
+        specs[i] = specs[i].resized(dict.fromkeys(growth, 0))
     return key._replace(specs=tuple(specs))

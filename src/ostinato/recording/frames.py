@@ -17,13 +17,17 @@ _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
 def user_location() -> str | None:
-    """``"file:line"`` of the innermost frame outside torch, the recorder and the standard library."""
+    """``"file:line"`` of the innermost frame outside torch, the recorder and the
+    standard library.
+    """
     frame = user_frame(sys._getframe(1))
     return location_of(frame) if frame is not None else None
 
 
 def user_frame(frame: FrameType | None, *, keep_torch: bool = False) -> FrameType | None:
-    """The innermost frame of the user's code from ``frame`` outwards, or of torch's if that counts."""
+    """The innermost frame of the user's code from ``frame`` outwards, or of torch's if
+    that counts.
+    """
     while frame is not None:
         path = frame.f_code.co_filename
         if not is_machinery(path) or (keep_torch and is_torch(path)):

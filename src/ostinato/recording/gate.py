@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.errors import GateFailed
+from ostinato.recording.buffers import copy_of
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -26,10 +27,16 @@ def vary(tensor: torch.Tensor, step: int) -> torch.Tensor:
 
     Magnitudes are rolled by ``step`` places while each element keeps its sign, so mean and scale
     stay; infinities and NaN stay where they are. Integers and booleans may be offsets: they stay.
+    Strides stay, and so does what lies between the elements.
     """
+    kept = copy_of(tensor)
     if not tensor.is_floating_point() or tensor.numel() == 0:
-        return tensor.clone()
-    values = tensor.detach().reshape(-1)
+        return kept
+    once = kept
+    for dim, stride in enumerate(kept.stride()):
+        if stride == 0:  # an expanded dimension holds one value
+            once = once.narrow(dim, 0, 1)
+    values = once.reshape(-1)
     finite = torch.isfinite(values)
     magnitude = torch.where(finite, values.abs(), torch.zeros_like(values))
     moved = magnitude.roll(step)
@@ -37,11 +44,14 @@ def vary(tensor: torch.Tensor, step: int) -> torch.Tensor:
         ramp = torch.arange(values.numel(), device=values.device) % 7
         moved = magnitude * (0.75 + 0.0625 * (ramp + step % 3)).to(values.dtype)
     varied = torch.where(finite, torch.copysign(moved, values), values)
-    return varied.reshape(tensor.shape)
+    once.copy_(varied.reshape(once.shape))
+    return kept
 
 
 def is_bit_exact(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True when shape, dtype and every byte are equal (NaN equal to the same NaN, 0.0 not to -0.0)."""
+    """True when shape, dtype and every byte are equal (NaN equal to the same NaN, 0.0 not to
+    -0.0).
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(_bits(a), _bits(b))
@@ -56,7 +66,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """``|a - b| / |b|`` in float64 over the finite values; infinite where other values are finite."""
+    """``|a - b| / |b|`` in float64 over the finite values; infinite where other values are
+    finite.
+    """
     if a.numel() == 0:
         return 0.0
     if not (a.is_floating_point() or a.is_complex()):
@@ -75,7 +87,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``worst`` is the largest relative distance seen (0 for equal bytes); ``is_exact`` says equal bytes."""
+    """``worst`` is the largest relative distance seen (0 for equal bytes); ``is_exact`` says
+    equal bytes.
+    """
 
     is_exact: bool
     worst: float
@@ -83,7 +97,9 @@ class Verdict:
 
 
 def check_finite(tensors: Sequence[torch.Tensor], what: str) -> None:
-    """Raise ``GateFailed`` when most floating values are not finite: such a comparison proves nothing."""
+    """Raise ``GateFailed`` when most floating values are not finite: such a comparison proves
+    nothing.
+    """
     total = finite = 0
     for t in tensors:
         if t.is_floating_point():
@@ -105,8 +121,8 @@ def compare_exact(
 ) -> Verdict:
     """Equal bytes, or, where the direct call does not repeat itself, within its own spread.
 
-    ``spread`` holds per result the distance between two direct calls; ``None`` when they were equal.
-    Raises ``GateFailed`` naming the result and the size of the difference.
+    ``spread`` holds per result the distance between two direct calls; ``None`` when they were
+    equal. Raises ``GateFailed`` naming the result and the size of the difference.
     """
     worst, note = 0.0, ""
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
@@ -117,7 +133,7 @@ def compare_exact(
             raise GateFailed(
                 f"result {i} of {what} is not the direct call's: relative distance {gap:.3g}",
                 rule="gate",
-                fix="the region depends on something a replay does not see; ostinato doctor lists it",
+                fix="the region reads something a replay does not see; ostinato doctor lists it",
             )
         worst, note = max(worst, gap), "the direct call does not repeat itself; its spread was used"
     return Verdict(worst == 0.0 and not note, worst, note)

@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, RecordingRefused
 from ostinato.recording import tree
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.ladder import Axis, Grows
+from ostinato.recording.lane import log
 from ostinato.recording.region import GateInputs, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Route, Stats
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional and keyword arguments of one call."""
 
 GrowsByName = Mapping[str, Mapping[int, Grows | Axis]]
 """Parameter name -> dimension -> how it grows."""
@@ -67,7 +71,7 @@ class Graphed:
             )
         self.__wrapped__ = fn
         self._fn = fn
-        self._name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
+        self._name = name or str(getattr(fn, "__qualname__", type(fn).__qualname__))
         self._config = config
         self._grows = dict(grows or {})
         self._writes = tuple(writes)
@@ -96,7 +100,9 @@ class Graphed:
         return self
 
     def borrow(self, *args: Any, **kwargs: Any) -> Any:
-        """Like a call, but a recorded result is the static one: valid until the next replay of its key."""
+        """Like a call, but a recorded result is the static one: valid until the next replay of
+        its key.
+        """
         args, kwargs = self._bound(args, kwargs)
         return self._served_for(args, kwargs).call(args, kwargs, borrow=True)
 
@@ -105,7 +111,9 @@ class Graphed:
         return self._only.counters.last() if self._only is not None else None
 
     def stats(self) -> Stats:
-        """Counters and bytes of this callable, with its device's totals. Raises before the first call."""
+        """Counters and bytes of this callable, with its device's totals. Raises before the first
+        call.
+        """
         if self._only is None:
             raise ConfigError(
                 f"{self._name} has not been called yet; expected a call before stats()"
@@ -114,7 +122,7 @@ class Graphed:
 
     def recordings(self) -> list[Entry]:
         """Every recording in service."""
-        return [entry for served in self._served.values() for entry in served.recordings()]
+        return [entry for served in self._served.values() for entry in served.recordings.entries()]
 
     def close(self) -> None:
         """Free the recordings of this callable. Later calls record anew."""
@@ -162,7 +170,9 @@ class Graphed:
         return served
 
     def _device(self, tensors: Sequence[torch.Tensor]) -> torch.device:
-        """Where the call computes: the first CUDA tensor of the arguments or the module, else the CPU."""
+        """Where the call computes: the first CUDA tensor of the arguments or the module, else the
+        CPU.
+        """
         fn = self._fn
         held = list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []
         for tensor in (*tensors, *held):
@@ -221,9 +231,9 @@ def graph(
 
     ``grows``: parameter name -> dimension -> ``Axis`` or ``Grows``, for recordings that serve every
     size up to a rung. ``writes``: parameters the callable writes to; they are written back.
-    ``state``: tensors it writes to that trial calls must not spoil (then ``gate_inputs`` must point to
-    scratch). ``gate_inputs``: further calls, ``(args, kwargs)`` each, to check recordings with, or a
-    function from a rung's sizes to such.
+    ``state``: tensors it writes to that trial calls must not spoil (then ``gate_inputs`` must
+    point to scratch). ``gate_inputs``: further calls, ``(args, kwargs)`` each, to check
+    recordings with, or a function from a rung's sizes to such.
 
     Returns a ``Graphed``. Raises ``ConfigError`` for settings that contradict each other, and at a
     call ``UnkeyableArgument`` for an argument without an exact place in a key.
@@ -239,3 +249,29 @@ def graph(
     if fn is None:
         return lambda given: Graphed(given, **options)
     return Graphed(fn, **options)
+
+
+def warm_up(graphed: Graphed, calls: Iterable[Call]) -> list[RecordingRefused]:
+    """Record calls that will come, ``(args, kwargs)`` each, the largest first.
+
+    Smaller recordings then fit into the pool memory of the larger ones, so that all of them take
+    little more than the largest alone. Returns the refusals; their calls are served directly.
+    """
+    refusals = []
+    for args, kwargs in _largest_first(calls):
+        try:
+            graphed.record(*args, **kwargs)
+        except RecordingRefused as refused:
+            log.warning("warm-up: served directly: %s", refused)
+            refusals.append(refused)
+    return refusals
+
+
+def _largest_first(calls: Iterable[Call]) -> list[Call]:
+    return sorted(calls, key=_num_bytes, reverse=True)
+
+
+def _num_bytes(call: Call) -> int:
+    tensors: list[torch.Tensor] = []
+    tree.flatten((call[0], dict(call[1])), tensors)
+    return sum(t.numel() * t.element_size() for t in tensors)

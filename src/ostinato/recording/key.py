@@ -1,8 +1,8 @@
 """What makes two calls the same: a closed, frozen, printable key.
 
-Two calls with equal keys run the same operations on tensors of the same description. Everything that can
-change the recorded work is a field; nothing is keyed by ``id()`` and an argument of unknown type is
-an error (see ``tree.py``).
+Two calls with equal keys run the same operations on tensors of the same description. Everything
+that can change the recorded work is a field; nothing is keyed by ``id()`` and an argument of
+unknown type is an error (see ``tree.py``).
 """
 
 from __future__ import annotations

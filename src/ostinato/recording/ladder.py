@@ -1,4 +1,6 @@
-"""The sizes that are recorded: rungs that always reach their top, and the smallest one that fits."""
+"""The sizes that are recorded: rungs that always reach their top, and the smallest one
+that fits.
+"""
 
 from __future__ import annotations
 
@@ -95,10 +97,10 @@ class Axis:
 class Grows:
     """How one dimension of one input follows an axis.
 
-    The dimension has ``size(axis) * times + plus`` elements. What lies past a call's own elements is
-    filled with ``fill``: a number, or an ``Axis`` for that axis's rung. Offsets of
-    segments take the rung of the tokens, so that the padding tail is a segment of its own and the
-    segments after it are empty; such an input needs one unused segment unless the tokens fill their rung.
+    The dimension has ``size(axis) * times + plus`` elements. What lies past a call's own elements
+    is filled with ``fill``: a number, or an ``Axis`` for that axis's rung. Offsets of segments
+    take the rung of the tokens, so that the padding tail is a segment of its own and the segments
+    after it are empty; such an input needs one unused segment unless the tokens fill their rung.
     """
 
     axis: Axis

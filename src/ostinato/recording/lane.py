@@ -59,9 +59,11 @@ class Lane:
         self.last_used = time.monotonic()
 
     def run(self, job: Callable[[], Any]) -> Any:
-        """Run ``job`` on the lane's thread, in this context, ordered after this stream's work; wait.
+        """Run ``job`` on the lane's thread, in this context, ordered after this stream's work;
+        wait.
 
-        The caller's stream is ordered after what the job enqueued. Exceptions of the job are raised.
+        The caller's stream is ordered after what the job enqueued. Exceptions of the job are
+        raised.
         """
         if threading.current_thread() is self._thread:
             return job()

@@ -1,4 +1,5 @@
-"""Every address and every Python value that a region's recordings depend on, checked before each replay.
+"""Every address and every Python value that a region's recordings depend on, checked before each
+replay.
 
 The check is one pass over all slots and addresses without a Python loop (``rawmemory``). What
 changed is found only when something did.
@@ -18,11 +19,15 @@ import torch
 from ostinato.recording import rawmemory
 from ostinato.recording.survey import Slot, Survey, survey
 
+MAX_VARIANTS = 64
+"""Sets of Python values told apart at one time; a value that changes with each call makes many."""
+
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
 class Generation(NamedTuple):
-    """``epoch`` grows when a tensor moved (older recordings are dead); ``variant`` names a set of values.
+    """``epoch`` grows when a tensor moved (older recordings are dead); ``variant`` names a set of
+    values.
 
     A module that toggles between training and evaluation returns to its former variant.
     """
@@ -44,7 +49,9 @@ class Ledger:
         self._epoch = 0
         self._variants: dict[tuple[Any, ...], int] = {}
         self.changes: list[str] = []
-        self._install(survey(fn))
+        found = survey(fn)
+        self.code_hash = found.code_hash()
+        self._install(found)
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -52,7 +59,9 @@ class Ledger:
         return self._tensors
 
     def check(self) -> Generation:
-        """The present generation; a few microseconds for hundreds of tensors when nothing changed."""
+        """The present generation; a few microseconds for hundreds of tensors when nothing
+        changed.
+        """
         if (
             (not self._tensors or self._addresses.is_unchanged())
             and self._values.is_unchanged()
@@ -93,9 +102,9 @@ class Ledger:
         for slot in snapshot.values():
             if slot.name is None:
                 slot.owner.cell_contents = slot.value
-            elif isinstance(slot.owner, dict):
-                slot.owner[slot.name] = slot.value
-            elif isinstance(slot.owner, list) and slot.name < len(slot.owner):
+            elif isinstance(slot.owner, dict) or (
+                isinstance(slot.owner, list) and slot.name < len(slot.owner)
+            ):
                 slot.owner[slot.name] = slot.value
         lengths = Counter(id(s.owner) for s in snapshot.values() if isinstance(s.owner, list))
         for slot in snapshot.values():
@@ -113,6 +122,9 @@ class Ledger:
         self._values = _ValueWatch(slots)
         self._idle_hooks = [hooks for hooks in found.hook_dicts if not hooks]
         signature = tuple(_fingerprint(s.value) for s in self._slots.values())
+        if signature not in self._variants and len(self._variants) >= MAX_VARIANTS:
+            self._epoch += 1
+            self._variants.clear()
         variant = self._variants.setdefault(signature, len(self._variants))
         self.generation = Generation(self._epoch, variant)
 
@@ -183,7 +195,9 @@ def _is_read_whole(owner: Any, num_slots: int) -> bool:
 
 
 def _fingerprint(value: Any) -> Any:
-    """Equal for values that make the same recording: atoms by type and bits, all else by identity."""
+    """Equal for values that make the same recording: atoms by type and bits, all else by
+    identity.
+    """
     if isinstance(value, torch.Tensor):
         return torch.Tensor
     if isinstance(value, float):

@@ -13,8 +13,8 @@ from ostinato.recording.calls import Call, decompose, is_composite, is_foreign_s
 class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Hands each operator below autograd to ``on_operator``.
 
-    Tensor subclasses turn into plain operators first, and composite operators, which arrive whole in
-    inference mode, into their parts.
+    Tensor subclasses turn into plain operators first, and composite operators, which arrive whole
+    in inference mode, into their parts.
     """
 
     supports_higher_order_operators = True

@@ -20,7 +20,8 @@ from typing import Any
 class Patch:
     """``owner.attribute`` breaks ``rule``; ``instead`` makes the result when it is only collected.
 
-    ``triggers`` narrows the breach to some arguments; ``opaque`` calls are allowed inside an operator.
+    ``triggers`` narrows the breach to some arguments; ``opaque`` calls are allowed inside an
+    operator.
     """
 
     owner: str

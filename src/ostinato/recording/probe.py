@@ -42,8 +42,8 @@ class Probe:
     """What one call did.
 
     ``reads`` holds one tensor per storage that was read or written and is neither an input nor made
-    by the call, declared state among them; the references are strong. ``input_writes`` are positions
-    in ``inputs``. ``temporary_bytes`` is the peak of live memory that the call made.
+    by the call, declared state among them; the references are strong. ``input_writes`` are
+    positions in ``inputs``. ``temporary_bytes`` is the peak of live memory that the call made.
     """
 
     result: Any
@@ -74,10 +74,10 @@ def probe(
     """Run ``body()`` once and report what it did.
 
     ``state``: tensors, by storage, that the caller declared as state: never cloned. ``writes``:
-    positions in ``inputs`` that may be written. Raises ``RecordingRefused`` at the first breach of a
-    rule, ``large-state`` before the write that would need more than ``max_state_bytes`` of clones;
-    an exception of the body propagates unchanged. In both cases all memory and every random
-    generator is as before.
+    positions in ``inputs`` that may be written. Raises ``RecordingRefused`` at the first breach
+    of a rule, ``large-state`` before the write that would need more than ``max_state_bytes`` of
+    clones; an exception of the body propagates unchanged. In both cases all memory and every
+    random generator is as before.
     """
     random = RandomUndo()
     tracker = Tracker(inputs, state, writes, max_state_bytes, random)

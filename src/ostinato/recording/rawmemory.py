@@ -1,11 +1,11 @@
 """Compare many addresses in one step: what 400 calls into torch would cost 40 microseconds for.
 
-A ledger must know, before every replay, that the same objects sit in the same slots and that each tensor's
-storage is where it was. Asking each tensor costs 0.1 microseconds; a module of 400 tensors costs
-more than the replay. This file reads the words themselves: numpy gathers 8-byte words from given
-addresses in one call. Every address belongs to an object that the caller keeps alive, every layout is
-checked against torch's own answer when a watch is made, and where the check fails (another
-interpreter, another torch) the caller asks the tensors one by one instead.
+A ledger must know, before every replay, that the same objects sit in the same slots and that each
+tensor's storage is where it was. Asking each tensor costs 0.1 microseconds; a module of 400
+tensors costs more than the replay. This file reads the words themselves: numpy gathers 8-byte
+words from given addresses in one call. Every address belongs to an object that the caller keeps
+alive, every layout is checked against torch's own answer when a watch is made, and where the
+check fails (another interpreter, another torch) the caller asks the tensors one by one instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ _LIST_ITEMS_OFFSET = 3 * _WORD  # CPython: reference count, type, size, pointer 
 class _AllMemory:
     """The user half of a 47-bit address space as one array; nothing is read until it is indexed."""
 
-    __array_interface__ = {
+    __array_interface__: ClassVar = {
         "shape": (1 << 44,),
         "typestr": "<u8",
         "data": (_WORD, True),
@@ -93,7 +93,8 @@ class AddressWatch:
 
     @staticmethod
     def _read(words: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-        return _memory()[words].tobytes()
+        found: bytes = _memory()[words].tobytes()
+        return found
 
     def is_unchanged(self) -> bool:
         """True when every tensor still has the storage, memory, shape and stride it had."""
@@ -117,7 +118,9 @@ class _Layout(NamedTuple):
     pointer: int  # in the storage
 
     def words(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> list[int] | None:
-        """Addresses of all words of one tensor, or ``None`` where one does not hold what it should."""
+        """Addresses of all words of one tensor, or ``None`` where one does not hold what it
+        should.
+        """
         base, dims = tensor._cdata, tensor.dim()
         expected = [
             (id(tensor) + self.implementation, base),
@@ -154,7 +157,9 @@ def _layout() -> _Layout | None:
 
 
 def _find(start: int, values: list[int], num_words: int = 24) -> int | None:
-    """Offset in bytes of consecutive words with these values, within an object of known minimum size."""
+    """Offset in bytes of consecutive words with these values, within an object of known minimum
+    size.
+    """
     for k in range(num_words - len(values)):
         if all(_word(start + (k + j) * _WORD) == v for j, v in enumerate(values)):
             return k * _WORD

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import replace
 
 from ostinato import state
 from ostinato.errors import RecordingRefused
@@ -15,43 +12,13 @@ from ostinato.recording.admission import best_of, is_worth_it
 from ostinato.recording.backend import Backend
 from ostinato.recording.buffers import StaticInputs
 from ostinato.recording.cache import Cache, Generation
-from ostinato.recording.config import GraphConfig
-from ostinato.recording.entry import Entry, Invoke
+from ostinato.recording.entry import Entry
 from ostinato.recording.examination import Examination
 from ostinato.recording.gate import Verdict
-from ostinato.recording.growth import ResultGrowth
-from ostinato.recording.key import Key
-from ostinato.recording.ladder import Axis
-from ostinato.recording.ledger import Ledger
+from ostinato.recording.order import Order
 from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe
-from ostinato.recording.region import Region
 from ostinato.recording.results import Results
 from ostinato.recording.spec import TensorSpec
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is to be recorded: one key of one region, with an example call.
-
-    ``tensors`` are the example's own, of the key's specs for an exact recording and of any size up
-    to ``rung`` for a rung. ``gate_sets`` are further tensor lists from the caller, same structure.
-    """
-
-    region: Region
-    ledger: Ledger
-    config: GraphConfig
-    key: Key
-    invoke: Invoke
-    tensors: Sequence[torch.Tensor]
-    gate_sets: Sequence[Sequence[torch.Tensor]]
-    rung: Mapping[Axis, int] | None = None
-    result_growth: ResultGrowth | None = None
-    known_times: tuple[float, float] | None = None
-
-    @property
-    def example(self) -> Sequence[torch.Tensor]:
-        """What warm-up and gate start from: the caller's scratch calls where state is declared."""
-        return self.gate_sets[0] if self.region.state else self.tensors
 
 
 class _OutOfRoom(Exception):
@@ -68,8 +35,8 @@ class Recorder:
     def record(self, order: Order) -> Entry:
         """Record and check; the entry is in the cache when this returns.
 
-        Raises ``RecordingRefused`` (with ``GateFailed`` and ``CaptureFailed`` below it), or what the
-        callable itself raises. Whatever happens, no effect of the trial calls stays.
+        Raises ``RecordingRefused`` (with ``GateFailed`` and ``CaptureFailed`` below it), or what
+        the callable itself raises. Whatever happens, no effect of the trial calls stays.
         """
         with switches.entering(order.key.modes, self._backend.device.type):
             try:
@@ -113,7 +80,7 @@ class Recorder:
         snapshot = ledger.snapshot()
         inputs = self._static_inputs(order)
         self._require_room(generation, inputs.num_bytes)
-        inputs.load(order.example, order.rung)
+        inputs.load(order.example.tensors, order.rung)
         made, results = self._probe(order, generation, inputs)
         self._require_room(generation, inputs.num_bytes + results.num_bytes)
         before = ledger.check()
@@ -198,7 +165,9 @@ class Recorder:
         raise _OutOfRoom
 
     def _shrink(self, generation: Generation, entry: Entry) -> None:
-        """The recording turned out larger than foreseen: others go, and if that is not enough, it goes."""
+        """The recording turned out larger than foreseen: others go, and if that is not enough, it
+        goes.
+        """
         for other in sorted(
             (g for g in self._cache if g is not generation), key=lambda g: g.last_used
         ):
@@ -222,10 +191,11 @@ class Recorder:
 
     def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
         """Microseconds of a whole recorded and a whole direct call of the example, best of five."""
-        sizes = order.region.sizes_of(order.example) if order.rung is not None else None
+        example = order.example.tensors
+        sizes = order.region.sizes_of(example) if order.rung is not None else None
 
         def recorded() -> None:
-            entry.serve(order.example, sizes, borrow=False)
+            entry.serve(example, sizes, borrow=False)
             self._backend.synchronize()
 
         def direct() -> None:

@@ -4,28 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ostinato.errors import ConfigError
+from ostinato.recording.growth import ResultGrowth
 from ostinato.recording.ladder import Axis, Grows
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of one call."""
 
-GateInputs = Iterable[Call] | Callable[[Mapping[str, int]], Iterable[Call]]
-"""Further calls to check a recording with, or a function from a rung's sizes (by axis name) to such."""
+class GateCall(NamedTuple):
+    """One further call to check recordings with.
+
+    ``direct`` makes the same call without padding, for a region whose caller pads its inputs
+    itself.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    direct: Callable[[], Any] | None = None
+
+
+GateInputs = Iterable[tuple[Any, ...]] | Callable[[Mapping[str, int]], Iterable[tuple[Any, ...]]]
+"""``(args, kwargs)`` or ``GateCall`` each, or a function from a rung's sizes (by axis name) to
+such.
+"""
 
 
 @dataclass(frozen=True)
 class Region:
-    """A callable with a description of its inputs. Inputs are numbered as tensors in flattened order.
+    """A callable with a description of its inputs. Inputs are numbered as tensors in flattened
+    order.
 
-    ``grows``: input -> dimension -> how it grows. ``uploads``: inputs that arrive on the host and travel
-    in one upload. ``in_place``: inputs that are read where they are (their address is part of the
-    key). ``writes``: inputs that the callable writes to; they are written back. ``state``: tensors
-    that it writes to and that warm-up and gate must not spoil: then ``gate_inputs`` must point to scratch.
+    ``grows``: input -> dimension -> how it grows. ``uploads``: inputs that arrive on the host and
+    travel in one upload. ``in_place``: inputs that are read where they are (their address is part
+    of the key). ``result_growth``: how long each result is; found by trial calls where it is not
+    given. ``writes``: inputs that the callable writes to; they are written back. ``state``:
+    tensors that it writes to and that warm-up and gate must not spoil: then ``gate_inputs`` must
+    point to scratch.
     """
 
     name: str
@@ -36,14 +52,15 @@ class Region:
     writes: frozenset[int] = frozenset()
     state: Sequence[torch.Tensor] = ()
     gate_inputs: GateInputs | None = None
+    result_growth: ResultGrowth | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise ConfigError(f"region {self.name!r}: fn is {self.fn!r}; expected a callable")
         if self.state and self.gate_inputs is None:
             raise ConfigError(
-                f"region {self.name!r} declares state but no gate_inputs; expected calls that write "
-                "to scratch which nobody owns, for warm-up and gate"
+                f"region {self.name!r} declares state but no gate_inputs; expected calls that "
+                "write to scratch which nobody owns, for warm-up and gate"
             )
         for name, some in (("uploads", self.uploads), ("writes", self.writes)):
             both = some & self.in_place
@@ -61,12 +78,12 @@ class Region:
                 seen[grows.axis] = None
         return tuple(seen)
 
-    def gate_calls(self, sizes: Mapping[str, int]) -> list[Call]:
+    def gate_calls(self, sizes: Mapping[str, int]) -> list[GateCall]:
         """The caller's own inputs for the gate of a recording of these sizes."""
         if self.gate_inputs is None:
             return []
         given = self.gate_inputs(sizes) if callable(self.gate_inputs) else self.gate_inputs
-        return list(given)
+        return [GateCall(*call) for call in given]
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[Axis, int]:
         """How large each axis is in a call; raises ``ConfigError`` where inputs disagree."""
@@ -74,13 +91,14 @@ class Region:
         for i, growth in self.grows.items():
             if i >= len(tensors):
                 raise ConfigError(
-                    f"region {self.name!r}: input {i} grows, but the call has {len(tensors)} tensors"
+                    f"region {self.name!r}: input {i} grows, but the call has {len(tensors)} "
+                    "tensors"
                 )
             for dim, grows in growth.items():
                 size = grows.axis_size(tensors[i].shape[dim])
                 if sizes.setdefault(grows.axis, size) != size:
                     raise ConfigError(
-                        f"region {self.name!r}: axis {grows.axis.name!r} is {sizes[grows.axis]} and, by "
-                        f"input {i}, {size}"
+                        f"region {self.name!r}: axis {grows.axis.name!r} is {sizes[grows.axis]} "
+                        f"and, by input {i}, {size}"
                     )
         return sizes

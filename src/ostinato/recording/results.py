@@ -1,8 +1,9 @@
 """Static results, and what a caller gets from them.
 
 The last recorded operations copy a call's results into static results in ordinary memory. What a
-caller gets is a copy of those in the memory of its own current stream, with the relations the direct
-call has: a result that is an input, a parameter or a view of another result comes back as that.
+caller gets is a copy of those in the memory of its own current stream, with the relations the
+direct call has: a result that is an input, a parameter or a view of another result comes back as
+that.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ class _Group:
 
     def __init__(self, members: Sequence[torch.Tensor]) -> None:
         specs = [TensorSpec.of(t) for t in members]
-        self.start = min(t.storage_offset() for t in members)
-        end = max(t.storage_offset() + s.span for t, s in zip(members, specs, strict=True))
+        self.start = min(int(t.storage_offset()) for t in members)
+        end = max(int(t.storage_offset()) + s.span for t, s in zip(members, specs, strict=True))
         if len({t.dtype for t in members}) > 1:
             raise RecordingRefused(
-                f"results share memory under different dtypes ({sorted(str(t.dtype) for t in members)})",
+                "results share memory under different dtypes: "
+                f"{sorted(str(t.dtype) for t in members)}",
                 rule="result-alias",
                 fix="return a clone of one of them",
             )
@@ -62,8 +64,9 @@ class _Group:
 class Results:
     """The static results of one recording, laid out like one direct call's result.
 
-    Made from that result (``example``), the static inputs it was computed from, and the tensors that
-    exist outside (parameters, buffers). ``store`` is recorded; ``hand_out`` and ``borrow`` are not.
+    Made from that result (``example``), the static inputs it was computed from, and the tensors
+    that exist outside (parameters, buffers). ``store`` is recorded; ``hand_out`` and ``borrow``
+    are not.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Results:
             key = _storage(leaf)
             if key in by_input and key:
                 i = by_input[key]
-                self._places.append(_view(i, leaf, inputs[i].storage_offset()))
+                self._places.append(_view(i, leaf, int(inputs[i].storage_offset())))
             elif key in by_outside and key:
                 self._places.append(leaf)
             else:
@@ -147,7 +150,9 @@ class Results:
                 done.add(at)
 
     def hand_out(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """The caller's own result: copies in memory of the current stream, aliases of ``inputs``."""
+        """The caller's own result: copies in memory of the current stream, aliases of
+        ``inputs``.
+        """
         if self._only is not None:
             return self._only.clone()
         return self._build([g.static.clone() for g in self._groups], inputs)
@@ -199,7 +204,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _view(source: int, leaf: torch.Tensor, start: int) -> _View:
-    return _View(source, leaf.shape, leaf.stride(), leaf.storage_offset() - start)
+    return _View(source, leaf.shape, leaf.stride(), int(leaf.storage_offset()) - start)
 
 
 def _alias(given: torch.Tensor, place: _View) -> torch.Tensor:

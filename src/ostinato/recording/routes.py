@@ -20,8 +20,8 @@ forced = _forced.get
 def route(name: RouteName) -> Iterator[None]:
     """Serve every call inside the ``with`` block by this route.
 
-    ``"direct"`` always can. ``"exact"`` and ``"rung"`` record what is missing, on the caller's time,
-    and raise ``RouteUnavailable`` when it cannot be recorded.
+    ``"direct"`` always can. ``"exact"`` and ``"rung"`` record what is missing, on the caller's
+    time, and raise ``RouteUnavailable`` when it cannot be recorded.
     """
     if name not in get_args(RouteName):
         raise ConfigError(f"route is {name!r}; expected one of {', '.join(get_args(RouteName))}")

@@ -1,4 +1,5 @@
-"""The rules that a recordable callable keeps: one table, read by the probe, the tape and the doctor.
+"""The rules that a recordable callable keeps: one table, read by the probe, the tape and the
+doctor.
 
 A *rule* names what is matched, what it does on a GPU while a graph is captured, and what to change.
 A *finding* is one breach of one rule at one place. Nothing here looks at tensors.
@@ -72,7 +73,7 @@ _TABLE = (
     Rule(
         "address",
         "data_ptr(), __cuda_array_interface__",
-        "gives an address to code that the recording cannot see; its work would be missing or stale",
+        "gives an address to code the recording cannot see; its work would be missing or stale",
         "wrap that code in a torch.library custom operator",
     ),
     Rule(

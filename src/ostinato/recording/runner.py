@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -13,10 +14,12 @@ from ostinato.recording.cache import Budget, Cache
 from ostinato.recording.config import GraphConfig, resolve_budget
 from ostinato.recording.entry import Entry
 from ostinato.recording.lane import Lane
-from ostinato.recording.recorder import Order, Recorder
+from ostinato.recording.order import Order
+from ostinato.recording.recorder import Recorder
 from ostinato.recording.region import Region
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Counters, Stats
+from ostinato.recording.store import Store
 
 
 class Runner:
@@ -32,6 +35,7 @@ class Runner:
         self.lane = Lane(backend)
         self.cache = Cache(backend, budget)
         self._recorder = Recorder(backend, self.cache)
+        self._stores: dict[Path, Store] = {}
         self._is_closed = False
 
     @classmethod
@@ -44,6 +48,15 @@ class Runner:
     def serve(self, region: Region, config: GraphConfig | None = None) -> Served:
         """Put a region in service."""
         return Served(self, region, config or GraphConfig())
+
+    def store_for(self, config: GraphConfig) -> Store | None:
+        """The file of this machine in the configured folder; None without a folder."""
+        if config.cache_dir is None:
+            return None
+        folder = Path(config.cache_dir)
+        if folder not in self._stores:
+            self._stores[folder] = Store(folder, self.device)
+        return self._stores[folder]
 
     def make(self, order: Order, counters: Counters, find: Callable[[], Entry | None]) -> Entry:
         """Record on the lane's thread, unless ``find`` shows that it has just been made."""
@@ -73,7 +86,7 @@ class Runner:
             calls[route.route] += count
             reason = f"{route.route}: {route.reason}"
             reasons[reason] = reasons.get(reason, 0) + count
-        entries = served.recordings()
+        entries = served.recordings.entries()
         return Stats(
             calls=calls,
             reasons=reasons,
@@ -87,7 +100,7 @@ class Runner:
             bytes_held=sum(e.own_bytes for e in entries),
             device_bytes_held=self.budget.held(),
             budget_bytes=self.budget.limit_bytes,
-            refusals=served.refusals(),
+            refusals=served.recordings.refusals(),
         )
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """One region in service: from a call to its route.
 
-The way of a call: arguments -> key -> ledger -> recording -> result. What is slow (recording, choosing
-among rungs) happens behind ``_choose``, which a call that finds its exact recording never enters.
+The way of a call: arguments -> key -> ledger -> recording -> result. What is slow (recording,
+choosing among rungs) happens behind ``_choose``, which a call that finds its exact recording never
+enters.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import torch
 from ostinato.errors import RecordingRefused, RouteUnavailable
 from ostinato.recording import gate, tree
 from ostinato.recording.admission import is_worth_it
+from ostinato.recording.collection import Collection, rung_of
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
-from ostinato.recording.family import Family, Rung, family_key
 from ostinato.recording.foreign import is_foreign
 from ostinato.recording.key import Key, call_of, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
-from ostinato.recording.recorder import Order
-from ostinato.recording.region import Region
+from ostinato.recording.region import GateCall, Region
+from ostinato.recording.request import Request
 from ostinato.recording.routes import forced as forced_route
 from ostinato.recording.spec import TensorSpec, describe
 from ostinato.recording.stats import EXACT, Counters, Route
@@ -34,47 +35,54 @@ from ostinato.state import verdicts
 if TYPE_CHECKING:
     from ostinato.recording.runner import Runner
 
-MAX_COUNTED_KEYS = 65_536
+Sizes = Mapping[Axis, int]
 
 
 class Served:
     """A region with its recordings, ledger and counters on one runner."""
 
     def __init__(self, runner: Runner, region: Region, config: GraphConfig) -> None:
+        self.runner = runner
         self.region = region
         self.config = config
         self.counters = Counters()
-        self.runner = runner
+        self.ledger = Ledger(region.fn)
+        self.recordings = Collection(runner, region, config, self.ledger, self.counters)
         self._lane = runner.lane
         self._cache = runner.cache
         self._join = runner.lane.backend.join
         self._device_type = runner.device.type
         self._in_place = tuple(sorted(region.in_place))
-        self._ledger = Ledger(region.fn)
-        self._epoch = self._ledger.generation.epoch
-        self._exact: dict[Key, Entry] = {}
-        self._families: dict[Key, Family] = {}
-        self._denied: dict[Key, str] = {}
-        self._hits: dict[Key, int] = {}
-        self._pending: set[Any] = set()
+        self._epoch = self.ledger.generation.epoch
+        self._exact = self.recordings.exact
         self._is_paranoid = config.verify == "paranoid"
         self._is_plain = config.mode in ("auto", "exact") and not self._is_paranoid
 
     # -- the call -------------------------------------------------------------------------------
 
     def call(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, borrow: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        borrow: bool = False,
+        rung: Sizes | None = None,
+        direct: Callable[[], Any] | None = None,
     ) -> Any:
-        """Serve one call by the fastest admissible route."""
+        """Serve one call by the fastest admissible route.
+
+        A caller that pads its inputs itself gives the ``rung`` it padded for and ``direct``, the
+        same call without padding.
+        """
         if current_activity() is not None or is_foreign(self._device_type):
-            return self.region.fn(*args, **kwargs)
+            return direct() if direct is not None else self.region.fn(*args, **kwargs)
         structure, tensors = call_of(args, kwargs)
-        generation = self._ledger.check()
+        generation = self.ledger.check()
         if generation.epoch != self._epoch:
             self._forget_stale(generation.epoch)
         key = Key(
             structure,
-            tuple([describe(t) for t in tensors]),
+            tuple([describe(t) for t in tensors]),  # type: ignore[misc]
             numeric_modes(self._device_type),
             (generation, verdicts.number),
             self._addresses(tensors) if self._in_place else (),
@@ -88,21 +96,17 @@ class Served:
                         return self._replay(entry, tensors, None, EXACT, borrow=borrow)
                 finally:
                     lane.lock.release()
-        return self._choose(self._printable(key), tensors, args, kwargs, borrow=borrow)
+        key = key._replace(specs=tuple([TensorSpec(*spec) for spec in key.specs]))
+        return self._choose(Request(key, tensors, args, kwargs, borrow, rung, direct))
 
     def _addresses(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([tensors[i].data_ptr() for i in self._in_place])
-
-    @staticmethod
-    def _printable(key: Key) -> Key:
-        """The same key (equal, same hash) with specs for plain tuples."""
-        return key._replace(specs=tuple([TensorSpec(*spec) for spec in key.specs]))
 
     def _replay(
         self,
         entry: Entry,
         tensors: Sequence[torch.Tensor],
-        sizes: Mapping[Axis, int] | None,
+        sizes: Sizes | None,
         route: Route,
         *,
         borrow: bool,
@@ -120,80 +124,65 @@ class Served:
         self._cache.touch(entry.generation)
         return result
 
-    def _direct(self, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _direct(self, reason: str, request: Request) -> Any:
         self.counters.count(Route("direct", reason))
+        if request.direct is not None:
+            return request.direct()
         if self.region.uploads:
-            args, kwargs = self._uploaded(args, kwargs)
-        return self.region.fn(*args, **kwargs)
+            moved = [self._on_device(i, t) for i, t in enumerate(request.tensors)]
+            return request.invoke(self.region.fn)(moved)
+        return self.region.fn(*request.args, **request.kwargs)
 
-    def _uploaded(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments with host inputs on the device, for a direct call."""
-        tensors: list[torch.Tensor] = []
-        tree.flatten((args, dict(kwargs)), tensors)
-        device = self.runner.device
-        moved = [
-            t.to(device, non_blocking=True) if i in self.region.uploads else t
-            for i, t in enumerate(tensors)
-        ]
-        rebuilt = tree.rebuilder((args, dict(kwargs)))(moved)
-        return rebuilt[0], rebuilt[1]
+    def call_directly(self, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A direct call that its caller has chosen; it is counted with the caller's reason."""
+        structure, tensors = call_of(args, kwargs)
+        key = Key(structure, (), (), 0)
+        return self._direct(reason, Request(key, tensors, args, kwargs))
+
+    def _on_device(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+        if i in self.region.uploads:
+            return tensor.to(self.runner.device, non_blocking=True)
+        return tensor
 
     # -- the choice -----------------------------------------------------------------------------
 
-    def _choose(
-        self,
-        key: Key,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        borrow: bool,
-    ) -> Any:
+    def _choose(self, request: Request) -> Any:
         forced = forced_route()
-        reason = self._reason_for_direct(key, tensors, forced)
+        reason = self._reason_for_direct(request, forced)
         if reason is not None:
-            if forced in ("exact", "rung"):
-                raise RouteUnavailable(
-                    f"{self.region.name}: route {forced!r} is forced, but {reason}"
-                )
-            return self._direct(reason, args, kwargs)
-        chosen: tuple[Entry, Mapping[Axis, int] | None] | None
-        chosen = self._rung_for(key, tensors, args, kwargs, forced)
-        exact = self._exact_for(key, tensors, args, kwargs, forced)
-        if exact is not None and (chosen is None or _is_faster(exact, chosen[0])):
-            chosen = (exact, None)
-        if chosen is None or not self._is_admitted(chosen, forced):
-            why = "direct call is faster" if chosen is not None else self._why_unrecorded(key)
-            if forced in ("exact", "rung"):
-                raise RouteUnavailable(f"{self.region.name}: route {forced!r} is forced, but {why}")
-            return self._direct(why, args, kwargs)
-        return self._serve_chosen(chosen, tensors, args, kwargs, borrow=borrow)
+            return self._unrecorded(reason, request, forced)
+        rung, sizes = self._rung_for(request, forced)
+        exact = self._exact_for(request, forced)
+        if exact is not None and (rung is None or _is_faster(exact, rung)):
+            entry, sizes = exact, None
+        elif rung is not None:
+            entry = rung
+        else:
+            return self._unrecorded(self.recordings.why_not(request), request, forced)
+        if forced is None and not self._is_worth_it(entry, sizes, request):
+            return self._direct("the direct call is faster", request)
+        return self._serve(entry, sizes, request)
 
-    def _serve_chosen(
-        self,
-        chosen: tuple[Entry, Mapping[Axis, int] | None],
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        borrow: bool,
-    ) -> Any:
-        entry, sizes = chosen
+    def _unrecorded(self, reason: str, request: Request, forced: str | None) -> Any:
+        if forced in ("exact", "rung"):
+            raise RouteUnavailable(f"{self.region.name}: route {forced!r} is forced, but: {reason}")
+        return self._direct(reason, request)
+
+    def _serve(self, entry: Entry, sizes: Sizes | None, request: Request) -> Any:
         if not self._lane.acquire():
-            return self._direct("the lane is recording", args, kwargs)
+            return self._direct("the lane is recording", request)
         try:
             if entry.is_alive:
                 if self._is_paranoid:
-                    return self._compared(entry, tensors, sizes, args, kwargs)
+                    return self._compared(entry, sizes, request)
                 route = self._route_of(entry, sizes)
-                return self._replay(entry, tensors, sizes, route, borrow=borrow)
+                borrow = request.is_borrowed
+                return self._replay(entry, request.tensors, sizes, route, borrow=borrow)
         finally:
             self._lane.lock.release()
-        return self._direct("the recording was evicted", args, kwargs)
+        return self._direct("the recording was evicted", request)
 
-    def _route_of(self, entry: Entry, sizes: Mapping[Axis, int] | None) -> Route:
+    def _route_of(self, entry: Entry, sizes: Sizes | None) -> Route:
         if sizes is None or entry.rung is None:
             return EXACT
         first = next(iter(entry.rung))
@@ -201,252 +190,94 @@ class Served:
         self.counters.add("rows_padded", entry.rung[first] - sizes[first])
         return Route("rung", "padded", tuple((a.name, n) for a, n in entry.rung.items()))
 
-    def _reason_for_direct(
-        self, key: Key, tensors: Sequence[torch.Tensor], forced: str | None
-    ) -> str | None:
+    def _reason_for_direct(self, request: Request, forced: str | None) -> str | None:
         if self.config.mode == "off":
             return "recording is off"
         if forced == "direct":
             return "forced"
-        if key.modes[1] and (any(t.requires_grad for t in tensors) or self._ledger.requires_grad()):
+        needs_grad = any(t.requires_grad for t in request.tensors)
+        if request.key.modes[1] and (needs_grad or self.ledger.requires_grad()):
             return "a gradient may be needed"
-        for i, t in enumerate(tensors):
+        for i, t in enumerate(request.tensors):
             expected = "cpu" if i in self.region.uploads else self._device_type
             if t.device.type != expected:
                 return f"input {i} is on {t.device.type}; expected {expected}"
         return None
 
-    def _why_unrecorded(self, key: Key) -> str:
-        if key in self._denied:
-            return f"refused: {self._denied[key]}"
-        family = self._families.get(family_key(self.region, key)) if self.region.grows else None
-        if family is not None and family.denied and self.config.mode == "ladder":
-            return f"refused: {next(iter(family.denied.values()))}"
-        return "not recorded yet"
-
-    def _is_admitted(
-        self, chosen: tuple[Entry, Mapping[Axis, int] | None], forced: str | None
-    ) -> bool:
-        entry, sizes = chosen
-        if forced is not None:
-            return True
+    def _is_worth_it(self, entry: Entry, sizes: Sizes | None, request: Request) -> bool:
+        if request.rung is not None:
+            return True  # the caller has chosen
         if sizes is None:
             return is_worth_it(entry.recorded_us, entry.direct_us)
-        family = self._families[family_key(self.region, entry.key)]
-        return family.is_worth_it(entry, sizes)
+        return self.recordings.family(request.key).is_worth_it(entry, sizes)
 
-    # -- exact recordings -----------------------------------------------------------------------
-
-    def _exact_for(
-        self,
-        key: Key,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        forced: str | None,
-    ) -> Entry | None:
-        """The exact recording, made now or later as the rules of the path say."""
-        if self.config.mode == "ladder" and forced != "exact" or forced == "rung":
+    def _exact_for(self, request: Request, forced: str | None) -> Entry | None:
+        """The exact recording; one that is missing is made now or later, as the path's
+        rules say.
+        """
+        if forced == "rung" or request.rung is not None:
             return None
-        entry = self._exact.get(key)
+        if self.config.mode == "ladder" and forced != "exact":
+            return None
+        recordings, key = self.recordings, request.key
+        entry = recordings.exact.get(key)
         if entry is not None and entry.is_alive:
             return entry
-        if key in self._denied:
+        if key in recordings.denied:
             return None
-        hits = self._count_hit(key)
-        if forced == "exact" or (
-            hits >= self.config.min_hits and not self.region.grows and not entry
-        ):
-            return self._record_exact(key, tensors, args, kwargs)
-        needed = self.config.promote_hits if self.region.grows else self.config.min_hits
-        if hits >= needed:
-            self._later(("exact", key), tensors, lambda t: self._record_exact(key, t, args, kwargs))
+        hits = recordings.count_hit(key)
+        was_evicted = entry is not None
+        is_on_path = not self.region.grows and not was_evicted and hits >= self.config.min_hits
+        if forced == "exact" or is_on_path:
+            return recordings.record_exact(request)
+        if hits >= (self.config.promote_hits if self.region.grows else self.config.min_hits):
+            recordings.later(("exact", key), request, recordings.record_exact)
         return None
 
-    def _count_hit(self, key: Key) -> int:
-        if len(self._hits) >= MAX_COUNTED_KEYS:
-            self._hits.clear()
-        self._hits[key] = self._hits.get(key, 0) + 1
-        return self._hits[key]
-
-    def _record_exact(
-        self,
-        key: Key,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Entry | None:
-        """Record now; None when refused, which denies the key."""
-        sizes = self.region.sizes_of(tensors) if self.region.grows else {}
-        named = {a.name: n for a, n in sizes.items()}
-        entry = self._record(key, tensors, args, kwargs, named, lambda: self._exact.get(key))
-        if isinstance(entry, str):
-            self._denied[key] = entry
-            return None
-        self._exact[entry.key] = entry
-        return entry
-
-    def _record(
-        self,
-        key: Key,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        gate_sizes: Mapping[str, int],
-        find: Callable[[], Entry | None],
-        **more: Any,
-    ) -> Entry | str:
-        """A recording, or why there is none. ``find`` tells whether another thread has made it."""
-        rebuild = tree.rebuilder((args, dict(kwargs)))
-        fn = self.region.fn
-
-        def invoke(given: Sequence[torch.Tensor]) -> Any:
-            new_args, new_kwargs = rebuild(given)
-            return fn(*new_args, **new_kwargs)
-
-        try:
-            sets = [self._tensors_of(call, key) for call in self.region.gate_calls(gate_sizes)]
-            order = Order(
-                region=self.region,
-                ledger=self._ledger,
-                config=self.config,
-                key=key,
-                invoke=invoke,
-                tensors=tensors,
-                gate_sets=sets,
-                **more,
-            )
-            return self.runner.make(order, self.counters, find)
-        except RecordingRefused as refused:
-            log.warning("%s: served directly: %s", self.region.name, refused)
-            self.counters.add("num_refused", 1)
-            return str(refused)
-        except torch.OutOfMemoryError as error:
-            return f"out of memory while recording: {str(error).splitlines()[0]}"
-
-    def _tensors_of(
-        self, call: tuple[tuple[Any, ...], Mapping[str, Any]], key: Key
-    ) -> list[torch.Tensor]:
-        structure, tensors = call_of(*call)
-        if structure != key.structure:
-            raise RecordingRefused(
-                f"a gate input has the structure {tree.describe(structure)}; expected "
-                f"{tree.describe(key.structure)}",
-                rule="gate-inputs",
-            )
-        return tensors
-
-    # -- rungs ----------------------------------------------------------------------------------
-
-    def _rung_for(
-        self,
-        key: Key,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        forced: str | None,
-    ) -> tuple[Entry, Mapping[Axis, int]] | None:
+    def _rung_for(self, request: Request, forced: str | None) -> tuple[Entry | None, Sizes | None]:
+        """The best recorded rung; the one that fits best is made, later, if it is missing."""
         if not self.region.grows or self.config.mode == "exact" or forced == "exact":
-            return None
-        sizes = self.region.sizes_of(tensors)
-        family = self._family(key)
-        wanted = family.fit(sizes)
-        if wanted is not None and wanted not in family.entries and wanted not in family.denied:
-            hits = self._count_hit(family.key_of(wanted))
+            return None, None
+        sizes = self.region.sizes_of(request.tensors)
+        recordings = self.recordings
+        family = recordings.family(request.key)
+        if request.rung is not None:
+            wanted = rung_of(self.region.axes, request.rung)
+        else:
+            fitting = family.fit(sizes)
+            if fitting is None:
+                return None, None
+            wanted = fitting
+        is_missing = wanted not in family.entries or not family.entries[wanted].is_alive
+        if request.rung is None and is_missing and wanted not in family.denied:
+            hits = recordings.count_hit(family.key_of(wanted))
             if forced == "rung":
-                self._record_rung(family, wanted, tensors, args, kwargs)
+                recordings.record_rung(family, wanted, request)
             elif hits >= self.config.min_hits:
-                self._later(
-                    ("rung", family, wanted),
-                    tensors,
-                    lambda t: self._record_rung(family, wanted, t, args, kwargs),
+                recordings.later(
+                    ("rung", request.key, wanted),
+                    request,
+                    lambda copied: recordings.record_rung(family, wanted, copied),
                 )
-        entry = family.best(sizes)
-        return (entry, sizes) if entry is not None else None
+        return family.best(sizes), sizes
 
-    def _family(self, key: Key) -> Family:
-        at = family_key(self.region, key)
-        family = self._families.get(at)
-        if family is None:
-            family = Family(self.region, at, self.config.ladder_ratio)
-            self._families[at] = family
-        return family
-
-    def _record_rung(
-        self,
-        family: Family,
-        rung: Rung,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Entry | None:
-        sizes = family.sizes_of(rung)
-        entry = self._record(
-            family.key_of(rung),
-            tensors,
-            args,
-            kwargs,
-            {a.name: n for a, n in sizes.items()},
-            lambda: family.entries.get(rung),
-            rung=sizes,
-            result_growth=family.result_growth,
-        )
-        if isinstance(entry, str):
-            family.denied[rung] = entry
-            return None
-        family.entries[rung] = entry
-        family.result_growth = entry.result_growth
-        if entry.direct_us is not None:
-            example = self.region.sizes_of(tensors)
-            family.direct_times.add(example[self.region.axes[0]], entry.direct_us)
-        return entry
-
-    # -- off the path ---------------------------------------------------------------------------
-
-    def _later(self, what: Any, tensors: Sequence[torch.Tensor], record: Any) -> None:
-        """Record once the lane is idle, from copies of this call's inputs."""
-        if what in self._pending:
-            return
-        self._pending.add(what)
-        copies = [t if i in self.region.in_place else t.clone() for i, t in enumerate(tensors)]
-
-        def job() -> None:
-            try:
-                record(copies)
-            finally:
-                self._pending.discard(what)
-
-        self._lane.run_when_idle(job)
-
-    # -- weights that moved, warm-up, the end ---------------------------------------------------
+    # -- weights that moved, doubt, warm-up, the end --------------------------------------------
 
     def _forget_stale(self, epoch: int) -> None:
         """Recordings that read moved memory go before anything else happens."""
         with self._lane.lock:
-            for entry in self._all_entries():
-                self._cache.drop(entry.generation, entry)
-            self._exact.clear()
-            self._families.clear()
-            self._denied.clear()
-            self._hits.clear()
+            self.recordings.clear()
             self._epoch = epoch
 
-    def _all_entries(self) -> list[Entry]:
-        rungs = [e for f in list(self._families.values()) for e in f.entries.values()]
-        return [e for e in [*self._exact.values(), *rungs] if e.is_alive]
-
-    def _compared(
-        self,
-        entry: Entry,
-        tensors: Sequence[torch.Tensor],
-        sizes: Mapping[Axis, int] | None,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Paranoid: serve by replay and directly, return the direct result, refuse on a difference."""
-        copies = [t.clone() if i in self.region.writes else t for i, t in enumerate(tensors)]
+    def _compared(self, entry: Entry, sizes: Sizes | None, request: Request) -> Any:
+        """Paranoid: replay and call directly, return the direct result, refuse on a difference."""
+        copies = request.with_copies(self.region.in_place).tensors
         result = self._replay(entry, copies, sizes, self._route_of(entry, sizes), borrow=False)
-        direct = self.region.fn(*args, **kwargs)
+        if request.direct is not None:
+            direct = request.direct()
+        else:
+            moved = [self._on_device(i, t) for i, t in enumerate(request.tensors)]
+            direct = request.invoke(self.region.fn)(moved)
         got: list[torch.Tensor] = []
         want: list[torch.Tensor] = []
         tree.flatten(result, got, "result")
@@ -458,19 +289,25 @@ class Served:
                 gate.compare_close(got, want, self.config.tolerance, "a served call")
         except RecordingRefused as refused:
             log.error("%s: a recording differs and is given up: %s", self.region.name, refused)
-            self.counters.add("num_refused", 1)
-            if sizes is None:
-                self._denied[entry.key] = str(refused)
-            self._cache.drop(entry.generation, entry)
+            self.recordings.give_up(entry, str(refused))
         return direct
 
-    def record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Record now: the exact key, or with a description of what grows the whole ladder.
+    def record(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        rung: Sizes | None = None,
+        direct: Callable[[], Any] | None = None,
+        gate_calls: Sequence[GateCall] | None = None,
+    ) -> Entry | None:
+        """Record now: the exact key, the given rung, or with something that grows the whole ladder.
 
-        Raises ``RecordingRefused`` with the reason when nothing could be recorded.
+        Returns the recording of the exact key or of the given rung; its times are in it. Raises
+        ``RecordingRefused`` with the reason when nothing could be recorded.
         """
         structure, tensors = call_of(args, kwargs)
-        generation = self._ledger.check()
+        generation = self.ledger.check()
         if generation.epoch != self._epoch:
             self._forget_stale(generation.epoch)
         key = Key(
@@ -480,50 +317,40 @@ class Served:
             (generation, verdicts.number),
             self._addresses(tensors),
         )
-        reason = self._reason_for_direct(key, tensors, None)
+        request = Request(
+            key, tensors, args, kwargs, rung=rung, direct=direct, gate_calls=gate_calls
+        )
+        reason = self._reason_for_direct(request, None)
         if reason is not None:
             raise RecordingRefused(reason, rule="direct")
         if self.region.grows and self.config.mode != "exact":
-            self._record_ladder(key, tensors, args, kwargs)
-        else:
-            self._denied.pop(key, None)
-            if key not in self._exact or not self._exact[key].is_alive:
-                self._record_exact(key, tensors, args, kwargs)
-            if key in self._denied:
-                raise RecordingRefused(self._denied[key], rule="refused")
+            return self._record_rungs(request)
+        recordings = self.recordings
+        recordings.denied.pop(key, None)
+        entry = recordings.exact.get(key)
+        if entry is None or not entry.is_alive:
+            recordings.record_exact(request, is_ordered=True)
+        if key in recordings.denied:
+            raise RecordingRefused(recordings.denied[key], rule="refused")
+        return recordings.exact.get(key)
 
-    def _record_ladder(
-        self,
-        key: Key,
-        tensors: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        family = self._family(key)
-        for rung in family.all_rungs():
-            if rung not in family.entries and rung not in family.denied:
-                self._record_rung(family, rung, family.enlarge(tensors, rung), args, kwargs)
+    def _record_rungs(self, request: Request) -> Entry | None:
+        family = self.recordings.family(request.key)
+        asked = None if request.rung is None else rung_of(self.region.axes, request.rung)
+        rungs = family.all_rungs() if asked is None else [asked]
+        for rung in rungs:
+            known = family.entries.get(rung)
+            if (known is None or not known.is_alive) and rung not in family.denied:
+                fitted = request.fitted(family.enlarge(request.tensors, rung))
+                self.recordings.record_rung(family, rung, fitted)
         if not family.entries and family.denied:
             raise RecordingRefused(next(iter(family.denied.values())), rule="refused")
-
-    def recordings(self) -> list[Entry]:
-        """Every recording that is in service."""
-        return self._all_entries()
-
-    def refusals(self) -> dict[str, str]:
-        """Printed key -> reason, of everything that was refused."""
-        found = {str(key): reason for key, reason in self._denied.items()}
-        for family in self._families.values():
-            found |= {str(family.key_of(r)): reason for r, reason in family.denied.items()}
-        return found
+        return None if asked is None else family.entries.get(asked)
 
     def close(self) -> None:
-        """Free every recording; later calls are served directly."""
+        """Free every recording; later calls record anew."""
         with self._lane.lock:
-            for entry in self._all_entries():
-                self._cache.drop(entry.generation, entry)
-            self._exact.clear()
-            self._families.clear()
+            self.recordings.clear()
 
 
 def _is_faster(exact: Entry, rung: Entry) -> bool:

@@ -11,7 +11,9 @@ ALIGNMENT_BYTES = 16
 
 
 class TensorSpec(NamedTuple):
-    """Shape, stride (elements), dtype, device, requires-grad and 16-byte alignment of one tensor."""
+    """Shape, stride (elements), dtype, device, requires-grad and 16-byte alignment of
+    one tensor.
+    """
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -65,7 +67,9 @@ class TensorSpec(NamedTuple):
 
 
 def describe(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The fields of a tensor's spec as a plain tuple, which is equal to the spec and quicker to make."""
+    """The fields of a tensor's spec as a plain tuple, which is equal to the spec and quicker to
+    make.
+    """
     return (
         tensor.shape,
         tensor.stride(),

@@ -1,14 +1,16 @@
-"""Everything outside its arguments that a callable's code can read: the slots a recording depends on.
+"""Everything outside its arguments that a callable's code can read: the slots a recording depends
+on.
 
 A walk from the callable through modules, closures, named globals, attributes and small containers.
-An attribute or a global counts only when reachable code can name it; where code asks for attributes by computed
-names, all of them count. Libraries (torch, numpy, the standard library) are not entered, except for
-the code of ``torch.nn`` layers, whose attributes are part of a model.
+An attribute or a global counts only when reachable code can name it; where code asks for
+attributes by computed names, all of them count. Libraries (torch, numpy, the standard library)
+are not entered, except for the code of ``torch.nn`` layers, whose attributes are part of a model.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 import types
 from collections import OrderedDict
@@ -46,6 +48,14 @@ class Survey:
     slots: list[Slot] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     hook_dicts: list[dict[Any, Any]] = field(default_factory=list)
+    codes: list[types.CodeType] = field(default_factory=list)
+
+    def code_hash(self) -> str:
+        """Changes when any code that the callable can reach changes."""
+        parts = {
+            f"{c.co_qualname} {c.co_code.hex()} {c.co_names} {c.co_varnames}" for c in self.codes
+        }
+        return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
 def survey(fn: Callable[..., Any]) -> Survey:
@@ -185,6 +195,7 @@ class _Walker:
         self.visit(value, label)
 
     def _code(self, code: types.CodeType) -> None:
+        self.result.codes.append(code)
         new = {n for n in _names_of(code) if n not in self._names}
         self._names |= new
         if new & _DYNAMIC_NAMES and not self._is_dynamic:

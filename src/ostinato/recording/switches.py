@@ -11,7 +11,9 @@ import torch
 
 @contextmanager
 def entering(modes: Sequence[Any], device_type: str) -> Iterator[None]:
-    """Inference mode, grad mode and autocast as the first four of ``modes`` say; autocast's cache off."""
+    """Inference mode, grad mode and autocast as the first four of ``modes`` say; autocast's cache
+    off.
+    """
     inference, grad, autocast, dtype = modes[:4]
     with (
         torch.inference_mode(inference),

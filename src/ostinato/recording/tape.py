@@ -1,8 +1,8 @@
 """The CPU backend: records operators instead of kernels, with the rules of a CUDA graph.
 
-Fixed addresses, no Python at replay, no hidden waits. ``poison`` stands in for a shared pool: before
-each replay it fills every temporary of every tape of the lane, so that a tape that reads what it
-did not compute itself shows it.
+Fixed addresses, no Python at replay, no hidden waits. ``poison`` stands in for a shared pool:
+before each replay it fills every temporary of every tape of the lane, so that a tape that reads
+what it did not compute itself shows it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -48,7 +49,9 @@ class Tape:
         return sum(tensor.untyped_storage().nbytes() for tensor in self._temporaries)
 
     def replay(self) -> None:
-        """Repeat the recorded operators in the recorded modes. Raises ``RuntimeError`` once freed."""
+        """Repeat the recorded operators in the recorded modes. Raises ``RuntimeError`` once
+        freed.
+        """
         if self._is_free:
             raise RuntimeError("replay() of a tape that has been freed")
         self._backend.before_replay()
@@ -153,7 +156,9 @@ def _poison(tensor: torch.Tensor) -> None:
 
 
 class TapeLane:
-    """The CPU's lane: no streams, so nothing has to be ordered; each generation is a ``TapeBackend``."""
+    """The CPU's lane: no streams, so nothing has to be ordered; each generation is a
+    ``TapeBackend``.
+    """
 
     name = "tape"
 

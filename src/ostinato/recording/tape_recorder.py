@@ -105,7 +105,9 @@ class TapeRecorder(OperatorMode):
             raise self.first.refusal()
 
     def save_outside(self, call: Call, own: Container[int] = ()) -> None:
-        """Clone what the call is about to write if it is not memory of the recording, or ``own``."""
+        """Clone what the call is about to write if it is not memory of the recording,
+        or ``own``.
+        """
         for tensor in call.written:
             key = storage_key(tensor)
             if key in self.temporaries or key in own:

@@ -126,7 +126,8 @@ def _unkeyable(value: Any, kind: type, path: str) -> str:
 def rebuilder(value: Any) -> Callable[[Sequence[Any]], Any]:
     """A function that builds a value shaped like ``value`` from new tensors in flatten's order.
 
-    Atoms come back as they are in ``value``. The common results, one tensor and a tuple of tensors, are fast.
+    Atoms come back as they are in ``value``. The common results, one tensor and a tuple of
+    tensors, are fast.
     """
     if type(value) in _TENSOR_TYPES:
         return _first
@@ -137,7 +138,9 @@ def rebuilder(value: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def skeleton(value: Any) -> Any:
-    """The same value with an empty tensor in each tensor's place, so that it keeps no memory alive."""
+    """The same value with an empty tensor in each tensor's place, so that it keeps no memory
+    alive.
+    """
     return _rebuild(value, repeat(torch.empty(0)))
 
 
@@ -191,7 +194,8 @@ def describe(structure: Structure) -> str:
     if kind is dict:
         return "{" + ", ".join(f"{k[1]!r}: {describe(v)}" for k, v in content) + "}"
     if dataclasses.is_dataclass(kind):
-        return f"{kind.__qualname__}({', '.join(f'{n}={describe(v)}' for n, v in content)})"
+        fields = ", ".join(f"{n}={describe(v)}" for n, v in content)
+        return f"{getattr(kind, '__qualname__', kind)}({fields})"
     if kind in _IDENTITY_ATOMS:
         return repr(content)
     return f"{kind.__name__}({content!r})"

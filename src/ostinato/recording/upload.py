@@ -1,7 +1,8 @@
 """One upload for everything a call brings from the host.
 
-All host tensors of a call are packed into one pinned slot and travel in one copy. A slot is written again only
-after the event of its last upload, so a copy in flight never reads another call's metadata.
+All host tensors of a call are packed into one pinned slot and travel in one copy. A slot is
+written again only after the event of its last upload, so a copy in flight never reads another
+call's metadata.
 """
 
 from __future__ import annotations
@@ -72,5 +73,5 @@ class _Slot:
 
     def mark(self) -> None:
         if self._event is None:
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()

@@ -1,0 +1,1 @@
+"""What users run to measure; empty so far."""

@@ -1,0 +1,1 @@
+"""The command line: settings, wiring, and nothing a library would need."""

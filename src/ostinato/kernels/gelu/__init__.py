@@ -1,0 +1,41 @@
+"""Bias and activation on a projection's result. Bit-exact: one operation per rounding, no sums."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.kernels.activations import Activation, check_activation
+from ostinato.kernels.gelu import reference
+from ostinato.kernels.op import Operator, lazy_kernel, register
+from ostinato.kernels.rowwise import as_rows, check_dtypes, check_width
+
+__all__ = ["gelu"]
+
+
+def _fake(x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+_gelu = register(
+    Operator(
+        name="gelu",
+        reference=reference.gelu,
+        kernel=lazy_kernel(__name__, "gelu"),
+        exactness="bit-exact",
+        rows=("x",),
+    ),
+    "(Tensor x, Tensor? bias, str activation) -> Tensor",
+    _fake,
+    out=True,
+)
+
+
+def gelu(
+    x: torch.Tensor, bias: torch.Tensor | None = None, *, activation: Activation = "gelu_tanh"
+) -> torch.Tensor:
+    """``activation(x + bias)`` of x's shape (..., width) and dtype; ``bias`` is (width,)."""
+    check_activation("gelu", activation)
+    check_width("gelu", x.shape[-1], bias=bias)
+    check_dtypes("gelu", x.dtype, {"bias": bias})
+    result: torch.Tensor = _gelu(as_rows(x), bias, activation)
+    return result.view(x.shape)

@@ -1,0 +1,59 @@
+"""Elementwise over a tile of rows and columns: one read, one write."""
+
+# Triton's language is no Python that mypy knows.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.triton_activations import activate
+from ostinato.kernels.triton_math import through
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def gelu_kernel(
+    x_pointer,
+    bias_pointer,
+    y_pointer,
+    num_rows,
+    x_stride: tl.constexpr,
+    width: tl.constexpr,
+    activation: tl.constexpr,
+    has_bias: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
+    is_inside = (row < num_rows) & (column < width)
+    x = tl.load(x_pointer + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    if has_bias:
+        bias = tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+        x = through(x + bias, y_pointer)
+    y = activate(x, y_pointer, activation)
+    tl.store(y_pointer + row * width + column, y, mask=is_inside)
+
+
+def gelu(x, bias, activation):
+    num_rows, width = x.shape
+    y = x.new_empty((num_rows, width))
+    tile_rows, tile_columns, warps = part_row_tile(width)
+    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+    gelu_kernel[grid](
+        x,
+        bias if bias is not None else x,
+        y,
+        num_rows,
+        x_stride=x.stride(0),
+        width=width,
+        activation=activation,
+        has_bias=bias is not None,
+        tile_rows=tile_rows,
+        tile_columns=tile_columns,
+        num_warps=warps,
+        enable_fp_fusion=False,
+    )
+    return y

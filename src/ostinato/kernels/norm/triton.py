@@ -1,0 +1,112 @@
+"""One program holds whole rows in registers: one read, one write, two sums in fp32."""
+
+# Triton's language is no Python that mypy knows.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.kernels.rowwise import whole_row_tile
+from ostinato.kernels.triton_math import through
+
+
+@triton.jit
+def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps,
+               width: tl.constexpr, is_rms: tl.constexpr, has_weight: tl.constexpr,
+               has_bias: tl.constexpr):  # fmt: skip
+    """Normalise whole rows (rows, columns) of fp32 ``x``, zero outside; the end is not rounded."""
+    if not is_rms:
+        mean = tl.sum(x, axis=1)[:, None] / width
+        x = tl.where(is_inside, x - mean, 0.0)
+    variance = tl.sum(x * x, axis=1)[:, None] / width
+    y = x * tl.rsqrt(variance + eps)
+    if is_rms:
+        y = through(y, y_pointer)
+    if has_weight:
+        y *= tl.load(weight_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+    if has_bias:
+        y += tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def norm_kernel(
+    x_pointer,
+    residual_pointer,
+    weight_pointer,
+    bias_pointer,
+    y_pointer,
+    total_pointer,
+    num_rows,
+    eps,
+    x_stride: tl.constexpr,
+    residual_stride: tl.constexpr,
+    width: tl.constexpr,
+    is_rms: tl.constexpr,
+    has_residual: tl.constexpr,
+    has_weight: tl.constexpr,
+    has_bias: tl.constexpr,
+    tile_rows: tl.constexpr,
+    tile_columns: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
+    column = tl.arange(0, tile_columns)[None, :]
+    is_inside = (row < num_rows) & (column < width)
+    x = tl.load(x_pointer + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    if has_residual:
+        other = tl.load(
+            residual_pointer + row * residual_stride + column, mask=is_inside, other=0.0
+        )
+        x = through(x + other.to(tl.float32), total_pointer)
+        tl.store(total_pointer + row * width + column, x, mask=is_inside)
+    y = normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, eps, width,
+                   is_rms, has_weight, has_bias)  # fmt: skip
+    tl.store(y_pointer + row * width + column, y, mask=is_inside)
+
+
+def _launch(x, residual, weight, bias, eps, *, is_rms, out=None):
+    num_rows, width = x.shape
+    y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device) if out is None else out
+    total = torch.empty_like(y) if residual is not None else None
+    tile_rows, tile_columns, warps = whole_row_tile(width)
+    norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+        x,
+        residual if residual is not None else x,
+        weight if weight is not None else x,
+        bias if bias is not None else x,
+        y,
+        total if total is not None else y,
+        num_rows,
+        eps,
+        x_stride=x.stride(0),
+        residual_stride=residual.stride(0) if residual is not None else 0,
+        width=width,
+        is_rms=is_rms,
+        has_residual=residual is not None,
+        has_weight=weight is not None,
+        has_bias=bias is not None,
+        tile_rows=tile_rows,
+        tile_columns=tile_columns,
+        num_warps=warps,
+        enable_fp_fusion=False,
+    )
+    return y if total is None else (y, total)
+
+
+def layer_norm(x, weight, bias, eps, *, out=None):
+    return _launch(x, None, weight, bias, eps, is_rms=False, out=out)
+
+
+def rms_norm(x, weight, eps, *, out=None):
+    return _launch(x, None, weight, None, eps, is_rms=True, out=out)
+
+
+def add_layer_norm(x, residual, weight, bias, eps):
+    return _launch(x, residual, weight, bias, eps, is_rms=False)
+
+
+def add_rms_norm(x, residual, weight, eps):
+    return _launch(x, residual, weight, None, eps, is_rms=True)

@@ -1,0 +1,203 @@
+"""One program takes one token and up to 16 heads of one section, which share a table row."""
+
+# Triton's language is no Python that mypy knows.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.triton_math import through
+
+_HEADS_PER_PROGRAM = 16
+
+
+@triton.jit
+def _rounded(x, pointer, rounds_each: tl.constexpr):
+    return through(x, pointer) if rounds_each else x
+
+
+@triton.jit
+def _load_pairs(pointer, half: tl.constexpr, columns: tl.constexpr, is_half: tl.constexpr, is_head):
+    """Both members of each pair, (heads, columns) fp32; ``pointer`` is (heads, 1)."""
+    if is_half:
+        column = tl.arange(0, columns)[None, :]
+        mask = is_head & (column < half)
+        first = tl.load(pointer + column, mask=mask, other=0.0)
+        second = tl.load(pointer + half + column, mask=mask, other=0.0)
+    else:
+        column = tl.arange(0, 2 * columns)[None, :]
+        both = tl.load(pointer + column, mask=is_head & (column < 2 * half), other=0.0)
+        first, second = tl.split(tl.reshape(both, (both.shape[0], columns, 2)))
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def _store_pairs(
+    pointer,
+    first,
+    second,
+    half: tl.constexpr,
+    columns: tl.constexpr,
+    is_half: tl.constexpr,
+    is_head,
+):
+    if is_half:
+        column = tl.arange(0, columns)[None, :]
+        mask = is_head & (column < half)
+        tl.store(pointer + column, first, mask=mask)
+        tl.store(pointer + half + column, second, mask=mask)
+    else:
+        column = tl.arange(0, 2 * columns)[None, :]
+        both = tl.reshape(tl.join(first, second), (first.shape[0], 2 * columns))
+        tl.store(pointer + column, both, mask=is_head & (column < 2 * half))
+
+
+@triton.jit
+def _section(
+    source,
+    target,
+    weight_pointer,
+    cos_pointer,
+    sin_pointer,
+    is_head,
+    eps,
+    half: tl.constexpr,
+    columns: tl.constexpr,
+    is_half: tl.constexpr,
+    has_norm: tl.constexpr,
+    has_weight: tl.constexpr,
+    rounds_each: tl.constexpr,
+):
+    """Normalise and rotate (heads, head_dim); ``source`` and ``target`` are (heads, 1) pointers."""
+    first, second = _load_pairs(source, half, columns, is_half, is_head)
+    if has_norm:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
+        first = through(first * scale, target)
+        second = through(second * scale, target)
+        if has_weight:
+            zero = tl.zeros((1, 1), dtype=tl.int32)
+            w_first, w_second = _load_pairs(
+                weight_pointer + zero, half, columns, is_half, zero == 0
+            )
+            first = through(first * w_first, target)
+            second = through(second * w_second, target)
+    column = tl.arange(0, columns)[None, :]
+    cos = tl.load(cos_pointer + column, mask=column < half, other=0.0).to(tl.float32)
+    sin = tl.load(sin_pointer + column, mask=column < half, other=0.0).to(tl.float32)
+    first_cos = _rounded(first * cos, target, rounds_each)
+    second_sin = _rounded(-second * sin, target, rounds_each)
+    second_cos = _rounded(second * cos, target, rounds_each)
+    first_sin = _rounded(first * sin, target, rounds_each)
+    _store_pairs(
+        target, first_cos + second_sin, second_cos + first_sin, half, columns, is_half, is_head
+    )
+
+
+@triton.jit
+def rope_kernel(
+    qkv_pointer,
+    cos_pointer,
+    sin_pointer,
+    q_weight_pointer,
+    k_weight_pointer,
+    q_pointer,
+    k_pointer,
+    v_pointer,
+    eps,
+    qkv_stride: tl.constexpr,
+    cos_stride: tl.constexpr,
+    sin_stride: tl.constexpr,
+    heads: tl.constexpr,
+    kv_heads: tl.constexpr,
+    half: tl.constexpr,
+    columns: tl.constexpr,
+    tile_heads: tl.constexpr,
+    is_half: tl.constexpr,
+    has_norm: tl.constexpr,
+    has_q_weight: tl.constexpr,
+    has_k_weight: tl.constexpr,
+    rounds_each: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    head_dim: tl.constexpr = 2 * half
+    q_blocks: tl.constexpr = (heads + tile_heads - 1) // tile_heads
+    kv_blocks: tl.constexpr = (kv_heads + tile_heads - 1) // tile_heads
+    lane = tl.arange(0, tile_heads)[:, None]
+    row = qkv_pointer + token * qkv_stride
+    cos_row = cos_pointer + token * cos_stride
+    sin_row = sin_pointer + token * sin_stride
+    if block < q_blocks:
+        head = block * tile_heads + lane
+        target = q_pointer + token * (heads * head_dim) + head * head_dim
+        _section(
+            row + head * head_dim, target, q_weight_pointer, cos_row, sin_row, head < heads, eps,
+            half, columns, is_half, has_norm, has_q_weight, rounds_each,
+        )  # fmt: skip
+    elif block < q_blocks + kv_blocks:
+        head = (block - q_blocks) * tile_heads + lane
+        target = k_pointer + token * (kv_heads * head_dim) + head * head_dim
+        _section(
+            row + (heads + head) * head_dim, target, k_weight_pointer, cos_row, sin_row,
+            head < kv_heads, eps, half, columns, is_half, has_norm, has_k_weight, rounds_each,
+        )  # fmt: skip
+    else:
+        head = (block - q_blocks - kv_blocks) * tile_heads + lane
+        column = tl.arange(0, 2 * columns)[None, :]
+        mask = (head < kv_heads) & (column < head_dim)
+        values = tl.load(row + (heads + kv_heads + head) * head_dim + column, mask=mask)
+        target = v_pointer + token * (kv_heads * head_dim) + head * head_dim
+        tl.store(target + column, values, mask=mask)
+
+
+def rope(qkv, cos, sin, heads, kv_heads, head_dim, style):
+    return _launch(qkv, cos, sin, None, None, None, heads, kv_heads, head_dim, style)
+
+
+def norm_rope(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style):
+    return _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style)
+
+
+def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style):
+    tokens = qkv.shape[0]
+    if qkv.stride(1) != 1:
+        qkv = qkv.contiguous()
+    q = qkv.new_empty((tokens, heads, head_dim))
+    k = qkv.new_empty((tokens, kv_heads, head_dim))
+    v = qkv.new_empty((tokens, kv_heads, head_dim))
+    half = head_dim // 2
+    tile_heads = min(_HEADS_PER_PROGRAM, power_of_two(heads))
+    blocks = triton.cdiv(heads, tile_heads) + 2 * triton.cdiv(kv_heads, tile_heads)
+    promoted = torch.promote_types(qkv.dtype, cos.dtype)
+    rope_kernel[(tokens, blocks)](
+        qkv,
+        cos if cos.stride(1) == 1 else cos.contiguous(),
+        sin if sin.stride(1) == 1 else sin.contiguous(),
+        q_weight if q_weight is not None else qkv,
+        k_weight if k_weight is not None else qkv,
+        q,
+        k,
+        v,
+        0.0 if eps is None else eps,
+        qkv_stride=qkv.stride(0),
+        cos_stride=cos.stride(0) if cos.stride(1) == 1 else half,
+        sin_stride=sin.stride(0) if sin.stride(1) == 1 else half,
+        heads=heads,
+        kv_heads=kv_heads,
+        half=half,
+        columns=power_of_two(half),
+        tile_heads=tile_heads,
+        is_half=style == "half",
+        has_norm=eps is not None,
+        has_q_weight=q_weight is not None,
+        has_k_weight=k_weight is not None,
+        rounds_each=promoted != torch.float32,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return q, k, v

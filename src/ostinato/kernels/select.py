@@ -1,0 +1,117 @@
+"""Chooses between variants of one computation by measured time, once per shape class.
+
+The table lives in a directory that is given, one file per machine and versions, so that two
+processes choose alike and an upgrade measures anew. Under recording nothing is measured: an unknown
+class gets the first variant, and so does everything where no timer can run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from ostinato import state
+from ostinato.kernels.timing import Timer, device_seconds
+
+_log = logging.getLogger(__name__)
+Variants = Mapping[str, Callable[[], object]]
+
+
+def machine(device: torch.device) -> str:
+    """What a measured time depends on: the device's name and the versions of torch and triton."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"{name}, torch {torch.__version__}, triton {triton}"
+
+
+class Selector:
+    """The table of one machine. ``directory=None`` keeps it in memory only."""
+
+    def __init__(
+        self, directory: Path | None, machine: str, *, timer: Timer = device_seconds
+    ) -> None:
+        self._machine = machine
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        if directory is not None:
+            digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
+            self._path = directory / f"variants-{digest}.json"
+        self._choices = self._read()
+
+    def choose(self, operator: str, shape_class: str, variants: Variants) -> str:
+        """Name of the fastest of ``variants`` for this class; the callables must be repeatable.
+
+        A variant that raises is out; if all do, the first name is returned and its error shows when
+        it is used.
+        """
+        first = next(iter(variants))
+        key = f"{operator}|{shape_class}|{','.join(sorted(variants))}"
+        known = self._choices.get(key)
+        if known is not None or state.is_recording() or len(variants) == 1:
+            return known or first
+        with self._lock:
+            if key not in self._choices:
+                self._choices[key] = self._fastest(variants) or first
+                self._write()
+            return self._choices[key]
+
+    def choices(self) -> dict[str, str]:
+        """A copy of the table: ``operator|class|variants`` to the chosen name."""
+        return dict(self._choices)
+
+    def _fastest(self, variants: Variants) -> str | None:
+        usable = {}
+        for name, run in variants.items():
+            try:
+                run()
+                usable[name] = run
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                _log.info("variant %s is out: %s", name, error)
+        if not usable:
+            return None
+        seconds = self._timer(list(usable.values()))
+        return min(zip(seconds, usable, strict=True))[1]
+
+    def _read(self) -> dict[str, str]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            content = json.loads(self._path.read_text())
+            if content["machine"] == self._machine:
+                return {str(k): str(v) for k, v in content["choices"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning(
+                "%s is not a table of variants and will be replaced: %s", self._path, error
+            )
+        return {}
+
+    def _write(self) -> None:
+        """Merge with what another process wrote meanwhile (it keeps its choices), atomically."""
+        if self._path is None:
+            return
+        try:
+            self._choices |= self._read()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            content = {"machine": self._machine, "choices": self._choices}
+            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".tmp")
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+            os.replace(name, self._path)
+        except OSError as error:
+            _log.warning("the table of variants cannot be kept at %s: %s", self._path, error)

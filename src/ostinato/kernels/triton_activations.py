@@ -1,0 +1,33 @@
+"""The activations of ``activations.py`` in fp32, operation by operation as torch's CUDA kernels.
+
+nvcc contracts ``x + 0.044715 * x^3`` to one fused multiply-add, so it is spelled out here; nothing
+else is contracted (kernels run with enable_fp_fusion=False). Only ``triton.py`` files import this.
+"""
+
+# Triton's language is no Python that mypy knows.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ostinato.kernels.triton_math import divide, erf, exp, fma, tanh, through
+
+
+@triton.jit
+def activate(x, pointer, name: tl.constexpr):
+    """``x`` (fp32) activated and rounded to the dtype behind ``pointer``, returned as fp32."""
+    if name == "silu":
+        y = divide(x, 1.0 + exp(-x))
+    elif name == "gelu_tanh":
+        cube = x * x * x
+        inner = 0.7978845608028654 * fma(tl.full(x.shape, 0.044715, tl.float32), cube, x)
+        y = 0.5 * x * (1.0 + tanh(inner))
+    elif name == "gelu_erf":
+        y = x * 0.5 * (1.0 + erf(x * 0.7071067811865476))
+    else:
+        scaled = through(1.702 * x, pointer)
+        one = tl.full(x.shape, 1.0, tl.float32)
+        y = x * through(divide(one, 1.0 + exp(-scaled)), pointer)
+    return through(y, pointer)

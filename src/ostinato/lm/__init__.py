@@ -1,0 +1,1 @@
+"""Language models: cache, scheduler, prefill and decode; empty so far."""

@@ -1,0 +1,1 @@
+"""Robot policies; empty so far."""

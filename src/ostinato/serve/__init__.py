@@ -1,0 +1,1 @@
+"""HTTP servers that see a service protocol and no model."""

@@ -1,0 +1,167 @@
+"""The one thread that owns the device, behind a bounded queue.
+
+Handlers hand requests over and wait for a future; the event loop never computes. Requests that
+arrive together are served together. It knows the service protocol and nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ostinato.errors import Overloaded
+from ostinato.serve.service import Reply, Request, Service
+
+logger = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    """Where a device thread is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: Request
+    future: Future[Reply]
+    since_s: float
+
+
+class DeviceThread:
+    """Warms a service up and serves its queue until it is stopped."""
+
+    def __init__(self, service: Service, *, max_queued: int = 64, max_batch: int = 8) -> None:
+        self._service = service
+        self._max_queued = max_queued
+        self._max_batch = max_batch
+        self._queue: deque[_Waiting] = deque()
+        self._changed = threading.Condition()
+        self._phase = Phase.STARTING
+        self._error: BaseException | None = None
+        self._request_s = 0.1  # running mean, for Retry-After only
+        self._thread = threading.Thread(target=self._run, name="ostinato-device", daemon=True)
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the thread, if something did."""
+        return self._error
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def start(self) -> None:
+        """Begin the warm-up; returns at once."""
+        self._thread.start()
+
+    def wait_until_settled(self, timeout_s: float) -> Phase:
+        """Wait for the end of the warm-up, however it ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._phase is not Phase.STARTING, timeout_s)
+            return self._phase
+
+    def submit(self, request: Request) -> Future[Reply]:
+        """Queue a request. Raises ``Overloaded`` when the thread is not ready or the queue full.
+
+        A future that is cancelled before its turn is skipped.
+        """
+        with self._changed:
+            if self._phase is not Phase.READY:
+                raise Overloaded(f"the model is {self._phase.value}", retry_after_s=1)
+            if len(self._queue) >= self._max_queued:
+                wait_s = math.ceil(len(self._queue) * self._request_s)
+                raise Overloaded(
+                    f"{len(self._queue)} requests are waiting, the most allowed",
+                    retry_after_s=max(1, wait_s),
+                )
+            future: Future[Reply] = Future()
+            self._queue.append(_Waiting(request, future, time.monotonic()))
+            self._changed.notify_all()
+            return future
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """Refuse new requests, cancel the waiting ones, finish the running ones, close."""
+        with self._changed:
+            if self._phase in {Phase.STARTING, Phase.READY}:
+                self._phase = Phase.STOPPED
+            self._cancel_waiting()
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._service.warm_up()
+            self._log_events()
+            self._enter(Phase.READY)
+            while batch := self._take():
+                self._serve(batch)
+        except BaseException as error:
+            logger.exception("the device thread ends")
+            self._error = error
+            self._enter(Phase.FAILED)
+        finally:
+            with self._changed:
+                self._cancel_waiting()
+            self._service.close()
+
+    def _enter(self, phase: Phase) -> None:
+        with self._changed:
+            if self._phase is not Phase.STOPPED:
+                self._phase = phase
+            self._changed.notify_all()
+
+    def _cancel_waiting(self) -> None:
+        while self._queue:
+            self._queue.popleft().future.cancel()
+
+    def _take(self) -> list[_Waiting]:
+        """The requests that wait now, at most one batch; empty when it is time to stop."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._queue or self._phase is not Phase.READY)
+                if self._phase is not Phase.READY:
+                    return []
+                count = min(len(self._queue), self._max_batch)
+                taken = [self._queue.popleft() for _ in range(count)]
+                batch = [item for item in taken if item.future.set_running_or_notify_cancel()]
+                if batch:
+                    return batch
+
+    def _serve(self, batch: list[_Waiting]) -> None:
+        began_s = time.monotonic()
+        try:
+            results = list(self._service.serve([item.request for item in batch]))
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(batch)} requests got {len(results)} results")
+        except Exception as error:
+            logger.exception("a batch of %d failed", len(batch))
+            results = [error] * len(batch)
+        took_s = (time.monotonic() - began_s) / len(batch)
+        self._request_s += 0.1 * (took_s - self._request_s)
+        for item, result in zip(batch, results, strict=True):
+            if isinstance(result, Exception):
+                item.future.set_exception(result)
+            else:
+                queue_ms = (began_s - item.since_s) * 1e3
+                stage_ms = {"queue": queue_ms, **result.stage_ms}
+                item.future.set_result(replace(result, stage_ms=stage_ms))
+        self._log_events()
+
+    def _log_events(self) -> None:
+        for sentence in self._service.events():
+            logger.info("%s", sentence)

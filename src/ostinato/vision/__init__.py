@@ -1,0 +1,1 @@
+"""Vision encoders: contract, layouts, models."""

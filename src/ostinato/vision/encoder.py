@@ -1,0 +1,294 @@
+"""Images and videos to embeddings: preprocess, pack, run, and give everybody their own back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ostinato.errors import ConfigError, InputError
+from ostinato.recording.config import GraphConfig
+from ostinato.recording.graphed import shared_runner
+from ostinato.recording.runner import Runner
+from ostinato.recording.stats import Route, Stats
+from ostinato.vision.contract import EncoderOutput, Grid, Layout, VisionConfig
+from ostinato.vision.load import load_tower
+from ostinato.vision.preprocess import (
+    ImageItem,
+    ImageOptions,
+    Patches,
+    Preprocessor,
+    VideoItem,
+    VideoOptions,
+    default_config,
+    load_config,
+)
+from ostinato.vision.recorded import RecordedTower
+from ostinato.vision.rungs import TOP_PATCHES, tower_rungs
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What became of one image or video. The tensors are the caller's own.
+
+    ``embeddings``: (tokens, width), on the encoder's device, its dtype. ``deepstack``: one
+    (tokens, width) per level, empty for towers without. ``grid_thw``: frames, rows and columns of
+    patches. ``route``: how the call that held it was served, and why.
+    """
+
+    embeddings: torch.Tensor
+    deepstack: tuple[torch.Tensor, ...]
+    grid_thw: Grid
+    route: Route
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """(tokens, width * (1 + levels)): embeddings first, then the DeepStack levels."""
+        if not self.deepstack:
+            return self.embeddings
+        return torch.cat([self.embeddings, *self.deepstack], dim=1)
+
+
+class Encoder:
+    """A vision tower behind recordings. Any thread may call it.
+
+    Made by ``load_encoder``. ``config`` holds the tower's sizes.
+    """
+
+    def __init__(
+        self, recorded: RecordedTower, preprocessor: Preprocessor, graph: GraphConfig
+    ) -> None:
+        self._recorded = recorded
+        self._preprocessor = preprocessor
+        self._graph = graph
+
+    @property
+    def config(self) -> VisionConfig:
+        return self._recorded.tower.config
+
+    @property
+    def device(self) -> torch.device:
+        return self._recorded.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._recorded.dtype
+
+    @property
+    def preprocessor(self) -> Preprocessor:
+        return self._preprocessor
+
+    def encode(
+        self,
+        images: Iterable[Any] = (),
+        videos: Iterable[Any] = (),
+        *,
+        image_options: ImageOptions | None = None,
+        video_options: VideoOptions | None = None,
+    ) -> list[Encoded]:
+        """Encode images, then videos: PIL, array, tensor, path or bytes each; in this order.
+
+        Raises ``InputError`` for the first item that cannot be served; ``encode_each`` serves the
+        others.
+        """
+        return [
+            _or_raise(r)
+            for r in self.encode_each(
+                images, videos, image_options=image_options, video_options=video_options
+            )
+        ]
+
+    def encode_each(
+        self,
+        images: Iterable[Any] = (),
+        videos: Iterable[Any] = (),
+        *,
+        image_options: ImageOptions | None = None,
+        video_options: VideoOptions | None = None,
+    ) -> list[Encoded | InputError]:
+        """Like ``encode``; an item that cannot be served is its ``InputError`` in the list."""
+        items: list[ImageItem | VideoItem] = [
+            ImageItem(image, image_options or ImageOptions()) for image in images
+        ]
+        items += [VideoItem(video, video_options or VideoOptions()) for video in videos]
+        prepared = self._preprocessor.batch(items)
+        good = [p for p in prepared if isinstance(p, Patches)]
+        encoded = iter(self.encode_items(good) if good else ())
+        return [next(encoded) if isinstance(p, Patches) else p for p in prepared]
+
+    def encode_items(self, items: Sequence[Patches]) -> list[Encoded]:
+        """Encode what a ``Preprocessor`` made, in order."""
+        return self._encode([p.tensor for p in items], [p.grid_thw for p in items])
+
+    def encode_patches(
+        self, pixel_values: torch.Tensor, grid_thw: torch.Tensor | Sequence[Sequence[int]]
+    ) -> list[Encoded]:
+        """Encode what the published processors produce.
+
+        ``pixel_values``: (sum of t*h*w, patch_width), floating, any device. ``grid_thw``: one
+        (frames, rows, columns) in patches per item; a host tensor or numbers (a device tensor
+        would have to be waited for: ``InputError``).
+        """
+        grids = _host_grids(grid_thw)
+        counts = [t * h * w for t, h, w in grids]
+        if pixel_values.dim() != 2 or pixel_values.shape[0] != sum(counts):
+            raise InputError(
+                f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({sum(counts)}, "
+                f"{self.config.patch_width}) for the grids {grids}"
+            )
+        return self._encode(list(torch.split(pixel_values, counts)), grids)
+
+    def _encode(self, values: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[Encoded]:
+        recorded = self._recorded
+        layouts = [recorded.layouts.exact([grid]) for grid in grids]
+        packing = recorded.packer.pack([recorded.load_of(layout) for layout in layouts])
+        results: list[list[Encoded]] = []
+        with torch.inference_mode():
+            for call, parts in zip(packing.calls, packing.split(values), strict=True):
+                layout = recorded.layouts.exact([grids[i] for i in call.items])
+                patches = self._on_device(parts, layout)
+                output = recorded.run(patches, layout, recorded.rung_for(call.rung))
+                route = _named(recorded.route(), layout, call.rung is not None)
+                results.append(_split(output, layout, route))
+                recorded.note(layout, self._graph.promote_hits)
+        return packing.restore(results)
+
+    def _on_device(self, parts: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
+        """(T, patch_width) on the tower's device in its dtype; host values through
+        pinned memory.
+        """
+        width = self.config.patch_width
+        for part in parts:
+            if part.dim() != 2 or part.shape[1] != width:
+                raise InputError(
+                    f"patches have shape {tuple(part.shape)}; expected (patches, {width})"
+                )
+        device, dtype = self.device, self.dtype
+        if device.type == "cuda" and not any(part.is_cuda for part in parts):
+            staged = torch.empty(layout.num_patches, width, dtype=dtype, pin_memory=True)
+            torch.cat(tuple(parts), out=staged) if _has(parts, dtype) else _fill(staged, parts)
+            return staged.to(device, non_blocking=True)
+        moved = [part.to(device, dtype) for part in parts]
+        return moved[0] if len(moved) == 1 else torch.cat(moved)
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Record the whole ladder, largest first, so that no request ever waits for a recording."""
+        with torch.inference_mode():
+            self._recorded.warm_up(progress)
+
+    def stats(self) -> Stats:
+        """How calls were served, what is recorded, what it holds."""
+        return self._recorded.stats()
+
+    def close(self) -> None:
+        """Free the recordings and stop the preprocessing threads."""
+        self._recorded.close()
+        self._preprocessor.close()
+
+
+def load_encoder(
+    model: str | Path | nn.Module,
+    *,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | None = None,
+    graph: GraphConfig | None = None,
+    numerics: str = "fast",
+    quantization: str | None = None,
+    top_patches: int = TOP_PATCHES,
+    warm_up: bool = True,
+    workers: int = 2,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Encoder:
+    """Load a vision tower and put it behind recordings.
+
+    ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a loaded transformers
+    module (a tower or a model that has one). ``device``: ``auto`` is the module's own, else the GPU
+    where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
+    size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
+    size by size). Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    """
+    if numerics not in ("fast", "reference"):
+        raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
+    if quantization is not None:
+        raise ConfigError(f"quantization is {quantization!r}; expected None")
+    graph = graph or GraphConfig()
+    tower = load_tower(model, device=_device_of(model, device), dtype=dtype).eval()
+    where = next(tower.parameters()).device
+    runner = _runner(where, graph)
+    rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
+    recorded = RecordedTower(tower, runner, graph, rungs)
+    encoder = Encoder(
+        recorded, Preprocessor(_processing(model, tower.config), workers=workers), graph
+    )
+    if warm_up and graph.mode != "off":
+        encoder.warm_up(progress)
+    return encoder
+
+
+def _runner(device: torch.device, graph: GraphConfig) -> Runner:
+    return shared_runner(device, graph)
+
+
+def _device_of(model: Any, device: str | torch.device) -> str | torch.device | None:
+    if device != "auto":
+        return device
+    if isinstance(model, nn.Module):
+        return None
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _processing(model: Any, config: VisionConfig) -> Any:
+    if isinstance(model, (str, Path)) and Path(model).is_dir():
+        return load_config(model, config.model_type)
+    return default_config(config.model_type)
+
+
+def _host_grids(grid_thw: torch.Tensor | Sequence[Sequence[int]]) -> list[Grid]:
+    if isinstance(grid_thw, torch.Tensor):
+        if grid_thw.device.type != "cpu":
+            raise InputError(
+                f"grid_thw is on {grid_thw.device}; expected a host tensor, since reading it from "
+                "the device would wait for the device"
+            )
+        grid_thw = grid_thw.tolist()
+    return [(int(t), int(h), int(w)) for t, h, w in grid_thw]
+
+
+def _has(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
+    return all(part.dtype == dtype for part in parts)
+
+
+def _fill(staged: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    start = 0
+    for part in parts:
+        staged[start : start + part.shape[0]].copy_(part)
+        start += part.shape[0]
+
+
+def _named(route: Route | None, layout: Layout, was_planned: bool) -> Route:
+    """A recording without padding is the exact route, whatever it was recorded as."""
+    assert route is not None
+    if route.route == "rung" and dict(route.rung).get("patches") == layout.num_patches:
+        return Route("exact", "recorded", route.rung)
+    return route
+
+
+def _split(output: EncoderOutput, layout: Layout, route: Route) -> list[Encoded]:
+    """One result per item, in the layout's order; direct results are cut to the real rows."""
+    tokens = list(layout.item_tokens)
+    main = torch.split(output.embeddings[: layout.num_tokens], tokens)
+    levels = [torch.split(level[: layout.num_tokens], tokens) for level in output.deepstack]
+    return [
+        Encoded(main[i], tuple(level[i] for level in levels), grid, route)
+        for i, grid in enumerate(layout.grids)
+    ]
+
+
+def _or_raise(result: Encoded | InputError) -> Encoded:
+    if isinstance(result, InputError):
+        raise result
+    return result

@@ -1,0 +1,202 @@
+"""Splits a batch of images and videos into calls so that their measured times add up to least.
+
+A call runs on a *rung* (a recorded size, its time measured) or directly (its time given by a
+function). An item is never split, and no dimension of a rung is exceeded. Packing moves items
+about: :meth:`Packing.restore` brings results, and whatever belongs to them, back into the order
+of the caller. Knows no tensors.
+
+Small batches are solved exactly (the cheapest of all partitions). Larger ones are split along one
+order, largest first; the result is the cheapest of all splits of that order, and never costlier
+than one call for each item or one call for all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
+
+from ostinato.errors import ConfigError
+
+T = TypeVar("T")
+
+EXACT_UP_TO = 7  # items: about 3 ** 7 / 2 steps, within a millisecond
+_LONGEST_RUN = 64  # items of one call in a larger batch, unless one call takes them all
+
+
+class Load(NamedTuple):
+    """What an item, or a call, takes of each packing dimension; also what a rung holds."""
+
+    num_tokens: int  # patch rows
+    num_segments: int = 1  # attention segments: frames
+    num_windows: int = 0  # attention windows, for towers that have them
+    num_items: int = 1
+
+    def plus(self, other: Load) -> Load:
+        """Both together."""
+        return Load(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
+
+    def fits(self, capacity: Load) -> bool:
+        """Whether no dimension exceeds ``capacity``."""
+        return (
+            self[0] <= capacity[0]
+            and self[1] <= capacity[1]
+            and self[2] <= capacity[2]
+            and self[3] <= capacity[3]
+        )
+
+
+EMPTY = Load(0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A recorded size: what it holds, and the measured time of one replay."""
+
+    capacity: Load
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Call:
+    """Items that share one call, by their places in the caller's batch; rung ``None``: direct."""
+
+    items: tuple[int, ...]
+    load: Load
+    rung: Rung | None
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The calls to make, in this order."""
+
+    calls: tuple[Call, ...]
+
+    @property
+    def time_us(self) -> float:
+        """Sum of the calls' times."""
+        return sum(call.time_us for call in self.calls)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Places in the caller's batch, in the order in which the calls serve them."""
+        return tuple(item for call in self.calls for item in call.items)
+
+    def split(self, side_data: Sequence[T]) -> list[list[T]]:
+        """``side_data`` (one entry per item, caller's order) dealt out to the calls."""
+        num_items = len(self.order)
+        if len(side_data) != num_items:
+            raise ConfigError(f"{len(side_data)} entries for {num_items} items")
+        return [[side_data[item] for item in call.items] for call in self.calls]
+
+    def restore(self, results: Iterable[Iterable[T]]) -> list[T]:
+        """Results per call, in the order of :attr:`calls` -> one per item, caller's order."""
+        placed: dict[int, T] = {}
+        for call, of_call in zip(self.calls, results, strict=True):
+            placed.update(zip(call.items, of_call, strict=True))
+        return [placed[item] for item in range(len(placed))]
+
+
+class Packer:
+    """Packs batches for one set of rungs. Immutable; any thread may use it.
+
+    ``rungs``: in any order. ``direct_us``: the time of a direct call of a load in microseconds;
+    a direct call can serve anything.
+    """
+
+    def __init__(self, rungs: Sequence[Rung], direct_us: Callable[[Load], float]) -> None:
+        for rung in rungs:
+            if not rung.time_us >= 0:
+                raise ConfigError(f"a rung's time must be at least 0 us, got {rung.time_us}")
+        self._rungs = tuple(sorted(rungs, key=lambda rung: rung.time_us))
+        # No rung before the first place that holds enough tokens can fit.
+        self._most_tokens = list(accumulate((r.capacity.num_tokens for r in self._rungs), max))
+        self._direct_us = direct_us
+
+    def cheapest(self, load: Load) -> tuple[float, Rung | None]:
+        """Time and rung of the cheapest single call for ``load``; ``None``: a direct call."""
+        direct_us = self._direct_us(load)
+        for place in range(bisect_left(self._most_tokens, load.num_tokens), len(self._rungs)):
+            rung = self._rungs[place]
+            if rung.time_us > direct_us:
+                break
+            if load.fits(rung.capacity):
+                return rung.time_us, rung
+        return direct_us, None
+
+    def pack(self, items: Sequence[Load]) -> Packing:
+        """Serve every item exactly once, at the least sum of times that is found."""
+        places = sorted(range(len(items)), key=lambda place: -items[place].num_tokens)
+        ordered = [items[place] for place in places]
+        search = self._all_partitions if len(items) <= EXACT_UP_TO else self._splits_in_order
+        return Packing(
+            tuple(
+                self._call([places[i] for i in group], [ordered[i] for i in group])
+                for group in search(ordered)
+            )
+        )
+
+    def _call(self, places: list[int], loads: Iterable[Load]) -> Call:
+        load = _total(loads)
+        time_us, rung = self.cheapest(load)
+        return Call(tuple(places), load, rung, time_us)
+
+    def _all_partitions(self, items: Sequence[Load]) -> list[list[int]]:
+        """The cheapest of all ways to partition: subsets are bit masks over ``items``."""
+        num_subsets = 1 << len(items)
+        loads = [EMPTY] * num_subsets
+        costs = [0.0] * num_subsets
+        best = [0.0] * num_subsets
+        chosen = [0] * num_subsets
+        for subset in range(1, num_subsets):
+            lowest = subset & -subset
+            rest = subset ^ lowest
+            loads[subset] = loads[rest].plus(items[lowest.bit_length() - 1])
+            costs[subset] = least_us = self.cheapest(loads[subset])[0]
+            call = subset
+            others = rest
+            while others:  # what is left to further calls, when `lowest` goes with the remainder
+                time_us = best[others] + costs[subset ^ others]
+                if time_us < least_us:
+                    least_us, call = time_us, subset ^ others
+                others = (others - 1) & rest
+            best[subset], chosen[subset] = least_us, call
+        groups = []
+        subset = num_subsets - 1
+        while subset:
+            call = chosen[subset]
+            groups.append([bit for bit in range(len(items)) if call >> bit & 1])
+            subset ^= call
+        return groups
+
+    def _splits_in_order(self, items: Sequence[Load]) -> list[list[int]]:
+        """The cheapest split of ``items`` into runs of neighbours, or all in one call."""
+        best = [0.0]
+        begins = [0]
+        for end in range(1, len(items) + 1):
+            load, least_us, begin = EMPTY, float("inf"), end - 1
+            for start in range(end - 1, max(-1, end - 1 - _LONGEST_RUN), -1):
+                load = load.plus(items[start])
+                time_us = best[start] + self.cheapest(load)[0]
+                if time_us < least_us:
+                    least_us, begin = time_us, start
+            best.append(least_us)
+            begins.append(begin)
+        if self.cheapest(_total(items))[0] <= best[-1]:
+            return [list(range(len(items)))]
+        groups: list[list[int]] = []
+        end = len(items)
+        while end:
+            groups.append(list(range(begins[end], end)))
+            end = begins[end]
+        return groups[::-1]
+
+
+def _total(loads: Iterable[Load]) -> Load:
+    total = EMPTY
+    for load in loads:
+        total = total.plus(load)
+    return total
