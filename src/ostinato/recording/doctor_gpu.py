@@ -42,7 +42,7 @@ def measure(
     recorded, route = (None, "findings refuse it") if is_refused else _recorded(fn, args, kwargs)
     return Measurements(
         device=torch.cuda.get_device_name(),
-        num_launches=count_kernels(direct),
+        num_launches=count_kernels(lambda _: direct()),
         host_us=times.host_us,
         direct_us=times.whole_us,
         replayed_us=recorded.whole_us if recorded else None,
