@@ -175,7 +175,7 @@ def _no_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def _innermost_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import frames
 
-    monkeypatch.setattr(frames, "_is_machinery", lambda path: False)
+    monkeypatch.setattr(frames, "is_machinery", lambda path: False)
 
 
 @mutation("patches.not_installed")

@@ -85,7 +85,7 @@ def stop_early(x: T) -> T:
     return x
 
 
-@refused("host-operand")
+@refused("host-tensor")
 def forgotten_device(x: T) -> T:
     steps = torch.arange(4)
     return x + steps  # here

@@ -76,11 +76,13 @@ class Pretence:
             self.add(result)
         elif call.name in _COPIES:
             yield "device-move", f"{call.name} between host and GPU memory"
-        elif any(
-            is_host and storage_key(tensor) not in constants
-            for is_host, tensor in zip(hosts, call.tensors, strict=True)
-        ):
-            yield "host-operand", f"{call.name} with a tensor made on the CPU among GPU tensors"
+            return
+        for is_host, tensor in zip(hosts, call.tensors, strict=True):
+            if is_host and storage_key(tensor) not in constants:
+                rule = "host-tensor" if tensor.dim() else "host-operand"
+                detail = f"{call.name} with a tensor {list(tensor.shape)} made on the CPU"
+                yield rule, f"{detail} among GPU tensors"
+                return
 
     def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stand | None:
         source, rest, named = args[0], list(args[1:]), dict(kwargs)

@@ -8,7 +8,8 @@ from ostinato.recording.rules import RULES, Rule
 NUMBERS: dict[str, str] = {
     **dict.fromkeys(("host-scalar", "host-read", "host-compare", "print"), "L1"),
     **dict.fromkeys(("data-dependent", "boolean-read", "boolean-write"), "L1"),
-    **dict.fromkeys(("device-move", "host-memory", "host-operand", "baked-data"), "L2"),
+    **dict.fromkeys(("device-move", "host-memory", "host-operand", "host-tensor"), "L2"),
+    "baked-data": "L2",
     **dict.fromkeys(("baked-scalar", "baked-branch"), "L3"),
     "python-state": "L4",
     "external-read": "L5",
@@ -27,6 +28,12 @@ NUMBERS: dict[str, str] = {
 }
 
 _REFUSED = (
+    Rule(
+        "host-tensor",
+        "arange, zeros and their like without device=, used together with GPU tensors",
+        "fails for want of one device, or, as an index, is copied to the GPU at every call",
+        "make it on the tensors' device: device=x.device",
+    ),
     Rule(
         "baked-scalar",
         "a number, size or shape among an operator's arguments that differs between two calls",

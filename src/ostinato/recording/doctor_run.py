@@ -42,7 +42,7 @@ class Run:
         self.places = Places()
         self.random = RandomUndo()
         self.tracker = Tracker(inputs, (), (), MAX_STATE_BYTES, self.random)
-        self._on_breach = on_breach
+        self.on_breach = on_breach
         self._pretence = Pretence() if is_pretended else None
 
     @property
@@ -52,7 +52,7 @@ class Run:
     def execute(self, body: Callable[[], Any]) -> Run:
         """Run ``body`` to its end, or to where it cannot go on."""
         observer = _Examiner(self, self._pretence)
-        outside = OutsideWatch(self._on_breach)
+        outside = OutsideWatch(self.on_breach)
         phase = activity.Activity(activity.Phase.WARM_UP, observer)
         try:
             with activity.entering(phase), observer, outside:
@@ -69,7 +69,7 @@ class Run:
         self.random.restore()
 
     def on_finding(self, finding: Finding) -> None:
-        self._on_breach(finding.rule.name, finding.detail, finding.location)
+        self.on_breach(finding.rule.name, finding.detail, finding.location)
         if finding.rule.name == "large-state":
             raise Stopped  # the write that comes next could not be undone
 
@@ -124,7 +124,8 @@ class _Examiner(Observer):
         result = super().operator(call)
         if self._pretence is not None:
             for rule, detail in self._pretence.after(call, result, self.constants.keys()):
-                self.report(rule, detail)
+                if not self._is_lenient:
+                    self._run_of.on_breach(rule, detail, user_location())
         return result
 
 
