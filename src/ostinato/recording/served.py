@@ -80,7 +80,13 @@ class Served:
             self._addresses(tensors) if self._in_place else (),
         )
         entry = self._exact.get(key)
-        if entry is not None and entry.is_preferred and self._is_plain and forced_route() is None:
+        if (
+            entry is not None
+            and entry.is_preferred
+            and self._is_plain
+            and forced_route() is None
+            and not (key.modes[1] and self._ledger.requires_grad())
+        ):
             lane = self._lane
             if lane.acquire():
                 try:
@@ -351,7 +357,7 @@ class Served:
         sizes = self.region.sizes_of(tensors)
         family = self._family(key)
         wanted = family.fit(sizes)
-        if wanted is not None and wanted not in family.entries and wanted not in family.denied:
+        if wanted is not None and not family.has(wanted):
             hits = self._count_hit(family.key_of(wanted))
             if forced == "rung":
                 self._record_rung(family, wanted, tensors, args, kwargs)
@@ -501,7 +507,7 @@ class Served:
     ) -> None:
         family = self._family(key)
         for rung in family.all_rungs():
-            if rung not in family.entries and rung not in family.denied:
+            if not family.has(rung):
                 self._record_rung(family, rung, family.enlarge(tensors, rung), args, kwargs)
         if not family.entries and family.denied:
             raise RecordingRefused(next(iter(family.denied.values())), rule="refused")
