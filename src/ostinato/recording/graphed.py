@@ -18,6 +18,7 @@ from ostinato.recording.region import GateInputs, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Route, Stats
+from ostinato.state import is_active
 
 GrowsByName = Mapping[str, Mapping[int, Grows | Axis]]
 """Parameter name -> dimension -> how it grows."""
@@ -80,6 +81,8 @@ class Graphed:
         self._check_names()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_active():
+            return self._fn(*args, **kwargs)
         served = self._only
         if served is not None and not self._is_named:
             return served.call(args, kwargs)
