@@ -196,3 +196,10 @@ def _stay_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         if owner is not None and patch.attribute in vars(owner):
             monkeypatch.setattr(owner, patch.attribute, getattr(owner, patch.attribute))
     monkeypatch.setattr(patches, "_installed", [])
+
+
+@mutation("ledger.nothing_changes")
+def _nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "check", lambda self: self.generation)

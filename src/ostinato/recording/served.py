@@ -19,7 +19,7 @@ from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.family import Family, Rung, family_key
 from ostinato.recording.foreign import is_foreign
-from ostinato.recording.key import Key, call_of, numeric_modes
+from ostinato.recording.key import Key, call_of, describe_call, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
@@ -336,8 +336,8 @@ class Served:
         structure, tensors = call_of(*call)
         if structure != key.structure:
             raise RecordingRefused(
-                f"a gate input has the structure {tree.describe(structure)}; expected "
-                f"{tree.describe(key.structure)}",
+                f"a gate input has the structure {describe_call(structure)}; expected "
+                f"{describe_call(key.structure)}",
                 rule="gate-inputs",
             )
         return tensors
