@@ -67,6 +67,9 @@ def call_of(
 
 _C: Any = torch._C
 
+NUM_OWN_MODES = 4
+"""So many modes, the first ones, belong to the calling thread; the others to the process."""
+
 MODE_NAMES = (
     "inference_mode",
     "grad_mode",

@@ -12,13 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 import torch
 
 from ostinato.recording import rawmemory
 from ostinato.recording.survey import Slot, Survey, survey
+
+MAX_VARIANTS = 256
+"""Sets of values that are remembered; the one least recently returned to is forgotten first."""
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -54,6 +57,7 @@ class Ledger:
         self._extra_slots: list[Slot] = []
         self._epoch = 0
         self._variants: dict[tuple[Any, ...], int] = {}
+        self._numbers = count()
         self._lock = threading.RLock()
         self.changes: list[str] = []
         self._install(survey(fn))
@@ -124,7 +128,11 @@ class Ledger:
         held = {id(t): t for t in chain(found.tensors, self._extra)}
         held.update((id(s.value), s.value) for s in slots if isinstance(s.value, torch.Tensor))
         signature = tuple(_fingerprint(s.value) for s in slots)
-        variant = self._variants.setdefault(signature, len(self._variants))
+        variant = self._variants.pop(signature, None)
+        variant = next(self._numbers) if variant is None else variant
+        self._variants[signature] = variant
+        if len(self._variants) > MAX_VARIANTS:
+            del self._variants[next(iter(self._variants))]
         self._watched = _Watched(
             list(held.values()), slots, found, Generation(self._epoch, variant)
         )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.errors import RecordingRefused, RouteUnavailable
+from ostinato.errors import RecordingRefused, RouteUnavailable, UnkeyableArgument
 from ostinato.recording import gate, tree
 from ostinato.recording.admission import is_worth_it
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.family import Family, Rung, family_key
 from ostinato.recording.foreign import is_foreign
-from ostinato.recording.key import Key, call_of, describe_call, numeric_modes
+from ostinato.recording.key import NUM_OWN_MODES, Key, call_of, describe_call, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from ostinato.recording.runner import Runner
 
 MAX_COUNTED_KEYS = 65_536
+MAX_KNOWN_KEYS = 4096
+MAX_REFUSED_VARIANTS = 3
+"""After so many refusals under other Python values a call is not tried again."""
 
 
 class Served:
@@ -50,12 +53,14 @@ class Served:
         self._join = runner.lane.backend.join
         self._device_type = runner.device.type
         self._in_place = tuple(sorted(region.in_place))
+        self._written = tuple(sorted(region.writes))
         self._ledger = Ledger(region.fn)
         self._epoch = self._ledger.generation.epoch
         self._exact: dict[Key, Entry] = {}
         self._families: dict[Key, Family] = {}
         self._denied: dict[Key, str] = {}
         self._hits: dict[Key, int] = {}
+        self._num_refusals: dict[Key, int] = {}
         self._pending: set[Any] = set()
         self._is_paranoid = config.verify == "paranoid"
         self._is_plain = config.mode in ("auto", "exact") and not self._is_paranoid
@@ -72,9 +77,13 @@ class Served:
         generation = self._ledger.check()
         if generation.epoch != self._epoch:
             self._forget_stale(generation.epoch)
+        try:
+            specs = tuple([describe(t) for t in tensors])
+        except RuntimeError:
+            raise UnkeyableArgument(_without_memory(tensors)) from None
         key = Key(
             structure,
-            tuple([describe(t) for t in tensors]),
+            specs,
             numeric_modes(self._device_type),
             (generation, verdicts.number),
             self._addresses(tensors) if self._in_place else (),
@@ -86,6 +95,7 @@ class Served:
             and self._is_plain
             and forced_route() is None
             and not (key.modes[1] and self._ledger.requires_grad())
+            and not (self._written and self._share_memory(tensors))
         ):
             lane = self._lane
             if lane.acquire():
@@ -95,6 +105,11 @@ class Served:
                 finally:
                     lane.lock.release()
         return self._choose(self._printable(key), tensors, args, kwargs, borrow=borrow)
+
+    def _share_memory(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True when a write to one input shows in another: their static copies are apart."""
+        storages = [t.untyped_storage().data_ptr() for t in tensors]
+        return any(storages.count(storages[i]) > 1 for i in self._written)
 
     def _addresses(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([tensors[i].data_ptr() for i in self._in_place])
@@ -216,6 +231,8 @@ class Served:
             return "forced"
         if key.modes[1] and (any(t.requires_grad for t in tensors) or self._ledger.requires_grad()):
             return "a gradient may be needed"
+        if self._written and self._share_memory(tensors):
+            return "a written input shares memory with another input"
         for i, t in enumerate(tensors):
             expected = "cpu" if i in self.region.uploads else self._device_type
             if t.device.type != expected:
@@ -259,6 +276,11 @@ class Served:
             return entry
         if key in self._denied:
             return None
+        if self._num_refusals.get(self._steady(key), 0) >= MAX_REFUSED_VARIANTS:
+            self._denied[key] = (
+                "the region's Python values keep changing, and it was refused each time"
+            )
+            return None
         hits = self._count_hit(key)
         if forced == "exact" or (
             hits >= self.config.min_hits and not self.region.grows and not entry
@@ -268,6 +290,11 @@ class Served:
         if hits >= needed:
             self._later(("exact", key), tensors, lambda t: self._record_exact(key, t, args, kwargs))
         return None
+
+    @staticmethod
+    def _steady(key: Key) -> Key:
+        """The key without the variant of the Python values, which may change with every call."""
+        return key._replace(generation=0)
 
     def _count_hit(self, key: Key) -> int:
         if len(self._hits) >= MAX_COUNTED_KEYS:
@@ -288,7 +315,11 @@ class Served:
         entry = self._record(key, tensors, args, kwargs, named, lambda: self._exact.get(key))
         if isinstance(entry, str):
             self._denied[key] = entry
+            steady = self._steady(key)
+            self._num_refusals[steady] = self._num_refusals.get(steady, 0) + 1
             return None
+        if len(self._exact) >= MAX_KNOWN_KEYS:
+            self._exact = {k: e for k, e in self._exact.items() if e.is_alive}
         self._exact[entry.key] = entry
         return entry
 
@@ -413,12 +444,14 @@ class Served:
         """Record once the lane is idle, from copies of this call's inputs."""
         if what in self._pending:
             return
+        switches = numeric_modes(self._device_type)[NUM_OWN_MODES:]
         self._pending.add(what)
         copies = [t if i in self.region.in_place else t.clone() for i, t in enumerate(tensors)]
 
         def job() -> None:
             try:
-                record(copies)
+                if numeric_modes(self._device_type)[NUM_OWN_MODES:] == switches:
+                    record(copies)
             finally:
                 self._pending.discard(what)
 
@@ -434,6 +467,7 @@ class Served:
             self._exact.clear()
             self._families.clear()
             self._denied.clear()
+            self._num_refusals.clear()
             self._hits.clear()
             self._epoch = epoch
 
@@ -530,6 +564,11 @@ class Served:
                 self._cache.drop(entry.generation, entry)
             self._exact.clear()
             self._families.clear()
+
+
+def _without_memory(tensors: Sequence[torch.Tensor]) -> str:
+    layouts = sorted({str(t.layout) for t in tensors if t.layout is not torch.strided})
+    return f"an argument is a tensor without addressable memory {layouts}; expected dense, strided tensors"
 
 
 def _is_faster(exact: Entry, rung: Entry) -> bool:
