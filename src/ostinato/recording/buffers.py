@@ -31,6 +31,14 @@ def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return tensor.as_strided((spec.span,), (1,), tensor.storage_offset())
 
 
+def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+    """A clone with the same strides, also where a plain clone would close the holes between elements."""
+    spec = TensorSpec.of(tensor)
+    if is_dense(spec):
+        return tensor.clone()
+    return flat(tensor, spec).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
 class StaticInputs:
     """The static tensors of one recording and the copies that fill them.
 

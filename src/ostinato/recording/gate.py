@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from ostinato.errors import GateFailed
+from ostinato.recording.buffers import flat, is_dense
+from ostinato.recording.spec import TensorSpec
 
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -27,6 +29,9 @@ def vary(tensor: torch.Tensor, step: int) -> torch.Tensor:
     Magnitudes are rolled by ``step`` places while each element keeps its sign, so mean and scale
     stay; infinities and NaN stay where they are. Integers and booleans may be offsets: they stay.
     """
+    if not is_dense(TensorSpec.of(tensor)):  # its layout is part of the key
+        base = vary(flat(tensor, TensorSpec.of(tensor)), step)
+        return base.as_strided(tensor.shape, tensor.stride(), 0)
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return tensor.clone()
     values = tensor.detach().reshape(-1)

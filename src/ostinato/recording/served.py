@@ -15,6 +15,7 @@ import torch
 from ostinato.errors import RecordingRefused, RouteUnavailable, UnkeyableArgument
 from ostinato.recording import gate, tree
 from ostinato.recording.admission import is_worth_it
+from ostinato.recording.buffers import duplicate
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.family import Family, Rung, family_key
@@ -342,7 +343,10 @@ class Served:
             return fn(*new_args, **new_kwargs)
 
         try:
-            sets = [self._tensors_of(call, key) for call in self.region.gate_calls(gate_sizes)]
+            is_exact = "rung" not in more
+            sets = [
+                self._tensors_of(call, key, is_exact) for call in self.region.gate_calls(gate_sizes)
+            ]
             order = Order(
                 region=self.region,
                 ledger=self._ledger,
@@ -362,7 +366,7 @@ class Served:
             return f"out of memory while recording: {str(error).splitlines()[0]}"
 
     def _tensors_of(
-        self, call: tuple[tuple[Any, ...], Mapping[str, Any]], key: Key
+        self, call: tuple[tuple[Any, ...], Mapping[str, Any]], key: Key, is_exact: bool
     ) -> list[torch.Tensor]:
         structure, tensors = call_of(*call)
         if structure != key.structure:
@@ -371,6 +375,12 @@ class Served:
                 f"{describe_call(key.structure)}",
                 rule="gate-inputs",
             )
+        for i, (given, spec) in enumerate(zip(tensors, key.specs, strict=True)):
+            found = TensorSpec.of(given)
+            if is_exact and (found.shape, found.stride) != (spec.shape, spec.stride):
+                raise RecordingRefused(
+                    f"tensor {i} of a gate input is {found}; expected {spec}", rule="gate-inputs"
+                )
         return tensors
 
     # -- rungs ----------------------------------------------------------------------------------
@@ -446,7 +456,7 @@ class Served:
             return
         switches = numeric_modes(self._device_type)[NUM_OWN_MODES:]
         self._pending.add(what)
-        copies = [t if i in self.region.in_place else t.clone() for i, t in enumerate(tensors)]
+        copies = [t if i in self.region.in_place else duplicate(t) for i, t in enumerate(tensors)]
 
         def job() -> None:
             try:
