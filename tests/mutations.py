@@ -203,3 +203,136 @@ def _nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.ledger import Ledger
 
     monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
+
+
+@mutation("key.values_without_type")
+def _values_without_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "_IDENTITY_ATOMS", ())
+    original = tree._flatten_rare
+
+    def flatten_rare(value: Any, kind: type, tensors: Any, path: str) -> Any:
+        is_number = kind in (bool, int, float, complex, type(None), str)
+        return (int, value) if is_number else original(value, kind, tensors, path)
+
+    monkeypatch.setattr(tree, "_flatten_rare", flatten_rare)
+
+
+@mutation("key.no_strides")
+def _no_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+
+    def describe(tensor: Any) -> tuple[Any, ...]:
+        shape = tensor.shape
+        stride = tensor.new_empty(shape).stride()
+        return (shape, stride, tensor.dtype, tensor.device, tensor.requires_grad, True)
+
+    monkeypatch.setattr(served, "describe", describe)
+
+
+@mutation("key.no_modes")
+def _no_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import key, served
+
+    modes = key.numeric_modes("cpu")
+    monkeypatch.setattr(served, "numeric_modes", lambda device_type: modes)
+
+
+@mutation("served.gradients_are_forgotten")
+def _gradients_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "requires_grad", lambda self: False)
+
+
+@mutation("upload.never_sent")
+def _never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.upload import Upload
+
+    monkeypatch.setattr(Upload, "send", lambda self, tensors: None)
+
+
+@mutation("buffers.never_loaded")
+def _never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.entry import Entry
+
+    def serve(self: Entry, tensors: Any, sizes: Any, *, borrow: bool) -> Any:
+        self.recorded.replay()
+        return self.results.hand_out(tensors)
+
+    monkeypatch.setattr(Entry, "serve", serve)
+
+
+@mutation("buffers.padding_keeps_the_last_call")
+def _padding_keeps_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind a shorter call is the longer call's before it."""
+    from ostinato.recording import buffers
+
+    def load_grown(self: Any, i: int, given: Any, sizes: Any) -> None:
+        self.tensors[i].narrow(0, 0, given.shape[0]).copy_(given)
+
+    monkeypatch.setattr(buffers.StaticInputs, "_load_grown", load_grown)
+
+
+@mutation("buffers.offsets_are_not_loaded")
+def _offsets_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boundaries frozen at the first call."""
+    from ostinato.recording import buffers
+
+    original = buffers.StaticInputs._load_grown
+
+    def load_grown(self: Any, i: int, given: Any, sizes: Any) -> None:
+        if given.is_floating_point() or not getattr(self, "is_loaded", False):
+            original(self, i, given, sizes)
+            self.is_loaded = getattr(self, "is_loaded", False) or not given.is_floating_point()
+
+    monkeypatch.setattr(buffers.StaticInputs, "_load_grown", load_grown)
+
+
+@mutation("family.tail_without_segment")
+def _tail_without_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.family import Family
+
+    monkeypatch.setattr(Family, "_spares", lambda self, sizes, rung: {})
+
+
+@mutation("ledger.no_revert")
+def _no_revert(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "revert", lambda self, snapshot: None)
+
+
+@mutation("recorder.trials_use_the_call")
+def _trials_use_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up and gate run on the caller's inputs although state is declared."""
+    from ostinato.recording.recorder import Order
+    from ostinato.recording.undo import UndoLog
+
+    monkeypatch.setattr(Order, "example", property(lambda self: self.tensors))
+    monkeypatch.setattr(UndoLog, "restore", lambda self: None)
+
+
+@mutation("gate.accepts_all")
+def _accepts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import gate
+
+    verdict = gate.Verdict(True, 0.0)
+    monkeypatch.setattr(gate, "compare_exact", lambda *a: verdict)
+    monkeypatch.setattr(gate, "compare_close", lambda *a: verdict)
+    monkeypatch.setattr(gate, "check_finite", lambda *a: None)
+
+
+@mutation("gate.callers_inputs_are_ignored")
+def _callers_inputs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.region import Region
+
+    monkeypatch.setattr(Region, "gate_calls", lambda self, sizes: [])
+
+
+@mutation("results.borrowed_always")
+def _borrowed_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.results import Results
+
+    monkeypatch.setattr(Results, "hand_out", Results.borrow)
