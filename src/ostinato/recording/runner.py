@@ -45,8 +45,14 @@ class Runner:
         """Put a region in service."""
         return Served(self, region, config or GraphConfig())
 
-    def make(self, order: Order, counters: Counters, find: Callable[[], Entry | None]) -> Entry:
-        """Record on the lane's thread, unless ``find`` shows that it has just been made."""
+    def make(
+        self,
+        order: Order,
+        counters: Counters,
+        find: Callable[[], Entry | None],
+        keep: Callable[[Entry], None],
+    ) -> Entry:
+        """Record on the lane's thread and ``keep``, unless ``find`` shows that it has just been made."""
 
         def job() -> Entry:
             made = find()
@@ -58,6 +64,7 @@ class Runner:
             finally:
                 counters.add("recording_seconds", time.perf_counter() - start)
             counters.add("num_recorded", 1)
+            keep(entry)
             return entry
 
         entry: Entry = self.lane.run(job)

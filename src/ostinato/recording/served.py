@@ -313,16 +313,20 @@ class Served:
         """Record now; None when refused, which denies the key."""
         sizes = self.region.sizes_of(tensors) if self.region.grows else {}
         named = {a.name: n for a, n in sizes.items()}
-        entry = self._record(key, tensors, args, kwargs, named, lambda: self._exact.get(key))
+        entry = self._record(
+            key, tensors, args, kwargs, named, lambda: self._exact.get(key), self._keep_exact
+        )
         if isinstance(entry, str):
             self._denied[key] = entry
             steady = self._steady(key)
             self._num_refusals[steady] = self._num_refusals.get(steady, 0) + 1
             return None
+        return entry
+
+    def _keep_exact(self, entry: Entry) -> None:
         if len(self._exact) >= MAX_KNOWN_KEYS:
             self._exact = {k: e for k, e in self._exact.items() if e.is_alive}
         self._exact[entry.key] = entry
-        return entry
 
     def _record(
         self,
@@ -332,9 +336,14 @@ class Served:
         kwargs: Mapping[str, Any],
         gate_sizes: Mapping[str, int],
         find: Callable[[], Entry | None],
+        keep: Callable[[Entry], None],
         **more: Any,
     ) -> Entry | str:
-        """A recording, or why there is none. ``find`` tells whether another thread has made it."""
+        """A recording, or why there is none.
+
+        ``find`` tells whether another thread has made it, ``keep`` puts it in service; both run on the
+        lane's thread, so that nothing is recorded twice.
+        """
         rebuild = tree.rebuilder((args, dict(kwargs)))
         fn = self.region.fn
 
@@ -357,7 +366,7 @@ class Served:
                 gate_sets=sets,
                 **more,
             )
-            return self.runner.make(order, self.counters, find)
+            return self.runner.make(order, self.counters, find, keep)
         except RecordingRefused as refused:
             log.warning("%s: served directly: %s", self.region.name, refused)
             self.counters.add("num_refused", 1)
@@ -435,14 +444,13 @@ class Served:
             kwargs,
             {a.name: n for a, n in sizes.items()},
             lambda: family.entries.get(rung),
+            lambda made: family.keep(rung, made),
             rung=sizes,
             result_growth=family.result_growth,
         )
         if isinstance(entry, str):
             family.denied[rung] = entry
             return None
-        family.entries[rung] = entry
-        family.result_growth = entry.result_growth
         if entry.direct_us is not None:
             example = self.region.sizes_of(tensors)
             family.direct_times.add(example[self.region.axes[0]], entry.direct_us)
