@@ -336,3 +336,124 @@ def _borrowed_always(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.results import Results
 
     monkeypatch.setattr(Results, "hand_out", Results.borrow)
+
+
+@mutation("served.refusals_are_forgotten")
+def _refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal ends the call instead of denying the key."""
+    from ostinato.recording.served import Served
+
+    def record_exact(self: Any, key: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        entry = self._record(key, tensors, args, kwargs, {}, lambda: None, self._keep_exact)
+        return None if isinstance(entry, str) else entry
+
+    monkeypatch.setattr(Served, "_record_exact", record_exact)
+
+
+@mutation("cache.never_retires")
+def _never_retires(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.cache import Cache
+
+    monkeypatch.setattr(Cache, "retire", lambda self, generation, *, is_eviction=True: None)
+    monkeypatch.setattr(Cache, "drop", lambda self, generation, holder: None)
+
+
+@mutation("cache.no_limit")
+def _no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.recorder import Recorder
+
+    monkeypatch.setattr(Recorder, "_require_room", lambda self, generation, num_bytes: None)
+    monkeypatch.setattr(Recorder, "_shrink", lambda self, generation, entry: None)
+
+
+@mutation("lane.no_lock")
+def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads load the same static inputs."""
+    import time
+    from contextlib import nullcontext
+
+    from ostinato.recording.entry import Entry
+    from ostinato.recording.lane import Lane
+
+    class NoLock(nullcontext[None]):
+        def release(self) -> None: ...
+
+    original, load = Lane.__init__, Entry.serve
+
+    def init(self: Lane, backend: Any) -> None:
+        original(self, backend)
+        self.lock = NoLock()  # type: ignore[assignment]
+
+    def serve(self: Entry, *args: Any, **kwargs: Any) -> Any:
+        self.inputs.load(args[0], self.rung)
+        time.sleep(0.0001)
+        self.recorded.replay()
+        return self.results.hand_out(args[0])
+
+    monkeypatch.setattr(Lane, "__init__", init)
+    monkeypatch.setattr(Lane, "acquire", lambda self: True)
+    monkeypatch.setattr(Entry, "serve", serve)
+    del load
+
+
+@mutation("entry.no_write_back")
+def _no_write_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.entry import Entry
+
+    monkeypatch.setattr(Entry, "_write_back", lambda self, i, given: None)
+
+
+@mutation("results.aliases_are_copied")
+def _aliases_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import results
+
+    monkeypatch.setattr(results, "_storage", lambda tensor: 0)
+
+
+@mutation("served.blind_to_others")
+def _blind_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import graphed, served
+
+    monkeypatch.setattr(graphed, "is_active", lambda: False)
+    monkeypatch.setattr(served, "current_activity", lambda: None)
+    monkeypatch.setattr(served, "is_foreign", lambda device_type: False)
+
+
+@mutation("served.inputs_are_apart")
+def _inputs_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.served import Served
+
+    monkeypatch.setattr(Served, "_share_memory", lambda self, tensors: False)
+
+
+@mutation("stats.nothing_is_counted")
+def _nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.stats import Counters
+
+    monkeypatch.setattr(Counters, "count", lambda self, route: None)
+
+
+@mutation("routes.never_forced")
+def _never_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+
+    monkeypatch.setattr(served, "forced_route", lambda: None)
+
+
+@mutation("results.first_values_stay")
+def _first_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import examination, results, tree
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
+
+    class Tree:
+        describe, rebuilder, LEAF = tree.describe, tree.rebuilder, tree.LEAF
+
+        @staticmethod
+        def flatten(value: Any, tensors: Any, path: str = "") -> Any:
+            tree.flatten(value, tensors, path)
+            return "any"
+
+    monkeypatch.setattr(examination, "tree", Tree)
+    monkeypatch.setattr(results, "tree", Tree)
