@@ -457,3 +457,36 @@ def _first_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(examination, "tree", Tree)
     monkeypatch.setattr(results, "tree", Tree)
+
+
+@mutation("tape.no_poison_and_no_gate")
+def _no_poison_and_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutations["tape.no_poison"](monkeypatch)
+    mutations["gate.accepts_all"](monkeypatch)
+
+
+@mutation("tree.dictionaries_without_names")
+def _dictionaries_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "_flatten_name", lambda name, path: "name")
+
+
+@mutation("numbers.baked")
+def _numbers_are_baked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the ledger nor the rules look at what Python reads."""
+    for rule in ("host-scalar",):
+        mutations[f"rules.{rule}"](monkeypatch)
+    mutations["ledger.nothing_changes"](monkeypatch)
+    mutations["gate.accepts_all"](monkeypatch)
+
+
+@mutation("key.values_are_ignored")
+def _values_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+    from ostinato.recording.key import call_of
+
+    def flat(args: Any, kwargs: Any) -> Any:
+        return ((), ()), call_of(args, kwargs)[1]
+
+    monkeypatch.setattr(served, "call_of", flat)
