@@ -237,3 +237,297 @@ def _memory_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.doctor_run import Run
 
     monkeypatch.setattr(Run, "restore", lambda self: None)
+
+
+@mutation("ledger.nothing_changes")
+def _nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
+
+
+@mutation("key.values_without_type")
+def _values_without_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "_IDENTITY_ATOMS", ())
+    original = tree._flatten_rare
+
+    def flatten_rare(value: Any, kind: type, tensors: Any, path: str) -> Any:
+        is_number = kind in (bool, int, float, complex, type(None), str)
+        return (int, value) if is_number else original(value, kind, tensors, path)
+
+    monkeypatch.setattr(tree, "_flatten_rare", flatten_rare)
+
+
+@mutation("key.no_strides")
+def _no_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+
+    def describe(tensor: Any) -> tuple[Any, ...]:
+        shape = tensor.shape
+        stride = tensor.new_empty(shape).stride()
+        return (shape, stride, tensor.dtype, tensor.device, tensor.requires_grad, True)
+
+    monkeypatch.setattr(served, "describe", describe)
+
+
+@mutation("key.no_modes")
+def _no_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import key, served
+
+    modes = key.numeric_modes("cpu")
+    monkeypatch.setattr(served, "numeric_modes", lambda device_type: modes)
+
+
+@mutation("served.gradients_are_forgotten")
+def _gradients_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "requires_grad", lambda self: False)
+
+
+@mutation("upload.never_sent")
+def _never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.upload import Upload
+
+    monkeypatch.setattr(Upload, "send", lambda self, tensors: None)
+
+
+@mutation("buffers.never_loaded")
+def _never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.entry import Entry
+
+    def serve(self: Entry, tensors: Any, sizes: Any, *, borrow: bool) -> Any:
+        self.recorded.replay()
+        return self.results.hand_out(tensors)
+
+    monkeypatch.setattr(Entry, "serve", serve)
+
+
+@mutation("buffers.padding_keeps_the_last_call")
+def _padding_keeps_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind a shorter call is the longer call's before it."""
+    from ostinato.recording import buffers
+
+    def load_grown(self: Any, i: int, given: Any, sizes: Any) -> None:
+        self.tensors[i].narrow(0, 0, given.shape[0]).copy_(given)
+
+    monkeypatch.setattr(buffers.StaticInputs, "_load_grown", load_grown)
+
+
+@mutation("buffers.offsets_are_not_loaded")
+def _offsets_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boundaries frozen at the first call."""
+    from ostinato.recording import buffers
+
+    original = buffers.StaticInputs._load_grown
+
+    def load_grown(self: Any, i: int, given: Any, sizes: Any) -> None:
+        if given.is_floating_point() or not getattr(self, "is_loaded", False):
+            original(self, i, given, sizes)
+            self.is_loaded = getattr(self, "is_loaded", False) or not given.is_floating_point()
+
+    monkeypatch.setattr(buffers.StaticInputs, "_load_grown", load_grown)
+
+
+@mutation("family.tail_without_segment")
+def _tail_without_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.family import Family
+
+    monkeypatch.setattr(Family, "_spares", lambda self, sizes, rung: {})
+
+
+@mutation("ledger.no_revert")
+def _no_revert(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "revert", lambda self, snapshot: None)
+
+
+@mutation("recorder.trials_use_the_call")
+def _trials_use_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up and gate run on the caller's inputs although state is declared."""
+    from ostinato.recording.recorder import Order
+    from ostinato.recording.undo import UndoLog
+
+    monkeypatch.setattr(Order, "example", property(lambda self: self.tensors))
+    monkeypatch.setattr(UndoLog, "restore", lambda self: None)
+
+
+@mutation("gate.accepts_all")
+def _accepts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import gate
+
+    verdict = gate.Verdict(True, 0.0)
+    monkeypatch.setattr(gate, "compare_exact", lambda *a: verdict)
+    monkeypatch.setattr(gate, "compare_close", lambda *a: verdict)
+    monkeypatch.setattr(gate, "check_finite", lambda *a: None)
+
+
+@mutation("gate.callers_inputs_are_ignored")
+def _callers_inputs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.region import Region
+
+    monkeypatch.setattr(Region, "gate_calls", lambda self, sizes: [])
+
+
+@mutation("results.borrowed_always")
+def _borrowed_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.results import Results
+
+    monkeypatch.setattr(Results, "hand_out", Results.borrow)
+
+
+@mutation("served.refusals_are_forgotten")
+def _refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal ends the call instead of denying the key."""
+    from ostinato.recording.served import Served
+
+    def record_exact(self: Any, key: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        entry = self._record(key, tensors, args, kwargs, {}, lambda: None, self._keep_exact)
+        return None if isinstance(entry, str) else entry
+
+    monkeypatch.setattr(Served, "_record_exact", record_exact)
+
+
+@mutation("cache.never_retires")
+def _never_retires(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.cache import Cache
+
+    monkeypatch.setattr(Cache, "retire", lambda self, generation, *, is_eviction=True: None)
+    monkeypatch.setattr(Cache, "drop", lambda self, generation, holder: None)
+
+
+@mutation("cache.no_limit")
+def _no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.recorder import Recorder
+
+    monkeypatch.setattr(Recorder, "_require_room", lambda self, generation, num_bytes: None)
+    monkeypatch.setattr(Recorder, "_shrink", lambda self, generation, entry: None)
+
+
+@mutation("lane.no_lock")
+def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads load the same static inputs."""
+    import time
+    from contextlib import nullcontext
+
+    from ostinato.recording.entry import Entry
+    from ostinato.recording.lane import Lane
+
+    class NoLock(nullcontext[None]):
+        def release(self) -> None: ...
+
+    original, load = Lane.__init__, Entry.serve
+
+    def init(self: Lane, backend: Any) -> None:
+        original(self, backend)
+        self.lock = NoLock()  # type: ignore[assignment]
+
+    def serve(self: Entry, *args: Any, **kwargs: Any) -> Any:
+        self.inputs.load(args[0], self.rung)
+        time.sleep(0.0001)
+        self.recorded.replay()
+        return self.results.hand_out(args[0])
+
+    monkeypatch.setattr(Lane, "__init__", init)
+    monkeypatch.setattr(Lane, "acquire", lambda self: True)
+    monkeypatch.setattr(Entry, "serve", serve)
+    del load
+
+
+@mutation("entry.no_write_back")
+def _no_write_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.entry import Entry
+
+    monkeypatch.setattr(Entry, "_write_back", lambda self, i, given: None)
+
+
+@mutation("results.aliases_are_copied")
+def _aliases_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import results
+
+    monkeypatch.setattr(results, "_storage", lambda tensor: 0)
+
+
+@mutation("served.blind_to_others")
+def _blind_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import graphed, served
+
+    monkeypatch.setattr(graphed, "is_active", lambda: False)
+    monkeypatch.setattr(served, "current_activity", lambda: None)
+    monkeypatch.setattr(served, "is_foreign", lambda device_type: False)
+
+
+@mutation("served.inputs_are_apart")
+def _inputs_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.served import Served
+
+    monkeypatch.setattr(Served, "_share_memory", lambda self, tensors: False)
+
+
+@mutation("stats.nothing_is_counted")
+def _nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.stats import Counters
+
+    monkeypatch.setattr(Counters, "count", lambda self, route: None)
+
+
+@mutation("routes.never_forced")
+def _never_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+
+    monkeypatch.setattr(served, "forced_route", lambda: None)
+
+
+@mutation("results.first_values_stay")
+def _first_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import examination, results, tree
+    from ostinato.recording.ledger import Ledger
+
+    monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
+
+    class Tree:
+        describe, rebuilder, LEAF = tree.describe, tree.rebuilder, tree.LEAF
+
+        @staticmethod
+        def flatten(value: Any, tensors: Any, path: str = "") -> Any:
+            tree.flatten(value, tensors, path)
+            return "any"
+
+    monkeypatch.setattr(examination, "tree", Tree)
+    monkeypatch.setattr(results, "tree", Tree)
+
+
+@mutation("tape.no_poison_and_no_gate")
+def _no_poison_and_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutations["tape.no_poison"](monkeypatch)
+    mutations["gate.accepts_all"](monkeypatch)
+
+
+@mutation("tree.dictionaries_without_names")
+def _dictionaries_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "_flatten_name", lambda name, path: "name")
+
+
+@mutation("numbers.baked")
+def _numbers_are_baked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the ledger nor the rules look at what Python reads."""
+    for rule in ("host-scalar",):
+        mutations[f"rules.{rule}"](monkeypatch)
+    mutations["ledger.nothing_changes"](monkeypatch)
+    mutations["gate.accepts_all"](monkeypatch)
+
+
+@mutation("key.values_are_ignored")
+def _values_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+    from ostinato.recording.key import call_of
+
+    def flat(args: Any, kwargs: Any) -> Any:
+        return ((), ()), call_of(args, kwargs)[1]
+
+    monkeypatch.setattr(served, "call_of", flat)

@@ -27,6 +27,8 @@ def _resets_alone() -> bool:
 class Holder(Protocol):
     """What a generation keeps: one recording with its static tensors."""
 
+    is_alive: bool
+
     @property
     def own_bytes(self) -> int: ...
 
@@ -153,7 +155,7 @@ class Cache:
         holder.release(keep_executable=not _resets_alone())
         if _resets_alone() and holder in generation.members:
             generation.members.remove(holder)
-        if not any(m.own_bytes for m in generation.members):
+        if not any(m.is_alive for m in generation.members):
             self.retire(generation, is_eviction=False)
 
     def retire(self, generation: Generation, *, is_eviction: bool = True) -> None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ostinato.errors import RecordingRefused
-from ostinato.recording import tree
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.family import Family, Rung, family_key
-from ostinato.recording.key import Key, call_of
+from ostinato.recording.key import NUM_OWN_MODES, Key, call_of, describe_call, numeric_modes
 from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
 from ostinato.recording.order import GateSet, Order
 from ostinato.recording.region import GateCall, Region
 from ostinato.recording.request import Request
+from ostinato.recording.spec import TensorSpec
 from ostinato.recording.stats import Counters
 from ostinato.recording.store import Section
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ostinato.recording.runner import Runner
 
 MAX_COUNTED_KEYS = 65_536
+MAX_KNOWN_KEYS = 4096
+MAX_REFUSED_VARIANTS = 3
+"""After so many refusals under other Python values a call is not tried again."""
+
 LASTING_RULES = frozenset(
     {"host-scalar", "host-read", "boolean-index", "data-dependent", "python-state", "input-write"}
 )
@@ -55,6 +59,7 @@ class Collection:
         self.denied: dict[Key, str] = {}
         self._families: dict[Key, Family] = {}
         self._hits: dict[Key, int] = {}
+        self._num_refusals: dict[Key, int] = {}
         self._pending: set[Hashable] = set()
 
     def family(self, key: Key) -> Family:
@@ -65,6 +70,13 @@ class Collection:
             found = Family(self._region, at, self._config.ladder_ratio)
             self._families[at] = found
         return found
+
+    def keeps_being_refused(self, key: Key) -> bool:
+        """True, and the key denied, when the call was refused under several Python values."""
+        if self._num_refusals.get(_steady(key), 0) < MAX_REFUSED_VARIANTS:
+            return False
+        self.denied[key] = "the region's Python values keep changing, and it was refused each time"
+        return True
 
     def count_hit(self, key: Key) -> int:
         """How often the key was asked for and not yet there, this time included."""
@@ -109,13 +121,20 @@ class Collection:
         made = (
             f"{known} (found by an earlier process)"
             if known is not None
-            else self._make(request, key, named, lambda: self.exact.get(key))
+            else self._make(request, key, named, lambda: self.exact.get(key), self._keep_exact)
         )
         if isinstance(made, str):
             self.denied[key] = made
+            steady = _steady(key)
+            self._num_refusals[steady] = self._num_refusals.get(steady, 0) + 1
             return None
-        self.exact[made.key] = made
         return made
+
+    def _keep_exact(self, entry: Entry) -> None:
+        if len(self.exact) >= MAX_KNOWN_KEYS:
+            for key in [k for k, e in self.exact.items() if not e.is_alive]:
+                del self.exact[key]
+        self.exact[entry.key] = entry
 
     def record_rung(self, family: Family, rung: Rung, request: Request) -> Entry | None:
         """Record one rung now from an example of any size up to it; None when refused."""
@@ -125,14 +144,13 @@ class Collection:
             family.key_of(rung),
             {axis.name: n for axis, n in sizes.items()},
             lambda: family.entries.get(rung),
+            lambda made: family.keep(rung, made),
             rung=sizes,
             result_growth=self._region.result_growth or family.result_growth,
         )
         if isinstance(made, str):
             family.denied[rung] = made
             return None
-        family.entries[rung] = made
-        family.result_growth = made.result_growth
         if made.direct_us is not None:
             example = self._region.sizes_of(request.tensors)
             family.direct_times.add(example[self._region.axes[0]], made.direct_us)
@@ -144,10 +162,13 @@ class Collection:
             return
         self._pending.add(what)
         copied = request.with_copies(self._region.in_place)
+        device_type = self._runner.device.type
 
         def job() -> None:
             try:
-                make(copied)
+                # the process's switches may have changed since; the thread's are entered anew
+                if numeric_modes(device_type)[NUM_OWN_MODES:] == request.key.modes[NUM_OWN_MODES:]:
+                    make(copied)
             finally:
                 self._pending.discard(what)
 
@@ -159,9 +180,14 @@ class Collection:
         key: Key,
         gate_sizes: Mapping[str, int],
         find: Callable[[], Entry | None],
+        keep: Callable[[Entry], None],
         **more: Any,
     ) -> Entry | str:
-        """A recording, or why there is none. ``find`` tells whether another thread has made it."""
+        """A recording, or why there is none.
+
+        ``find`` tells whether another thread has made it, ``keep`` puts it in service; both run on
+        the lane's thread, so that nothing is recorded twice.
+        """
         try:
             gate_calls = request.gate_calls
             if gate_calls is None:
@@ -173,12 +199,12 @@ class Collection:
                 key=key,
                 invoke=request.invoke(self._region.fn),
                 tensors=request.tensors,
-                gate_sets=[self._gate_set(call, key) for call in gate_calls],
+                gate_sets=[self._gate_set(call, key, "rung" not in more) for call in gate_calls],
                 direct=request.direct,
                 known_times=self._remembered.times(key),
                 **more,
             )
-            entry = self._runner.make(order, self._counters, find)
+            entry = self._runner.make(order, self._counters, find, keep)
         except RecordingRefused as refused:
             log.warning("%s: served directly: %s", self._region.name, refused)
             self._counters.add("num_refused", 1)
@@ -191,14 +217,20 @@ class Collection:
         self._remembered.keep_times(key, entry.recorded_us, entry.direct_us)
         return entry
 
-    def _gate_set(self, call: GateCall, key: Key) -> GateSet:
+    def _gate_set(self, call: GateCall, key: Key, is_exact: bool) -> GateSet:
         structure, tensors = call_of(call.args, call.kwargs)
         if structure != key.structure:
             raise RecordingRefused(
-                f"a gate input has the structure {tree.describe(structure)}; expected "
-                f"{tree.describe(key.structure)}",
+                f"a gate input has the structure {describe_call(structure)}; expected "
+                f"{describe_call(key.structure)}",
                 rule="gate-inputs",
             )
+        for i, (given, spec) in enumerate(zip(tensors, key.specs, strict=True)):
+            found = TensorSpec.of(given)
+            if is_exact and (found.shape, found.stride) != (spec.shape, spec.stride):
+                raise RecordingRefused(
+                    f"tensor {i} of a gate input is {found}; expected {spec}", rule="gate-inputs"
+                )
         return GateSet(tensors, call.direct)
 
     # -- ending ---------------------------------------------------------------------------------
@@ -214,10 +246,15 @@ class Collection:
         """Drop every recording and refusal. The caller holds the lane's lock."""
         for entry in self.entries():
             self._runner.cache.drop(entry.generation, entry)
-        for some in (self.exact, self._families, self.denied, self._hits):
+        for some in (self.exact, self._families, self.denied, self._hits, self._num_refusals):
             some.clear()
 
 
 def rung_of(family_axes: Sequence[Any], sizes: Mapping[Any, int]) -> Rung:
     """Sizes by axis as the tuple that families count by."""
     return tuple(sizes[axis] for axis in family_axes)
+
+
+def _steady(key: Key) -> Key:
+    """The key without the variant of the Python values, which may change with every call."""
+    return key._replace(generation=0)

@@ -64,7 +64,7 @@ class Entry:
             return self.results.borrow(tensors)
         if sizes is None:
             return self.results.hand_out(tensors)
-        return self.results.cut(tensors, lengths(self.result_growth, sizes))
+        return self.results.cut(tensors, self.inputs.tensors, lengths(self.result_growth, sizes))
 
     def _write_back(self, i: int, given: torch.Tensor) -> None:
         static = self.inputs.tensors[i]

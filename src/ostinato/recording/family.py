@@ -47,6 +47,16 @@ class Family:
                 chosen[axis] = rung
         return tuple(chosen[axis] for axis in self._axes)
 
+    def has(self, rung: Rung) -> bool:
+        """True when a rung is recorded or refused; False again when its recording was evicted."""
+        entry = self.entries.get(rung)
+        return rung in self.denied or (entry is not None and entry.is_alive)
+
+    def keep(self, rung: Rung, entry: Entry) -> None:
+        """Put a new recording in service."""
+        self.entries[rung] = entry
+        self.result_growth = entry.result_growth
+
     def _spares(self, sizes: Mapping[Axis, int], rung: Mapping[Axis, int]) -> dict[Axis, bool]:
         """Axes whose padding describes the padding of another: the tail needs an entry of its
         own.

@@ -19,6 +19,7 @@ from ostinato.recording.region import GateInputs, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Route, Stats
+from ostinato.state import is_active
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of one call."""
@@ -84,6 +85,8 @@ class Graphed:
         self._check_names()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_active():
+            return self._fn(*args, **kwargs)
         served = self._only
         if served is not None and not self._is_named:
             return served.call(args, kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -39,8 +39,15 @@ class Key(NamedTuple):
         )
         specs = ", ".join(map(str, self.specs))
         return (
-            f"[{specs}] in {tree.describe(self.structure)}; {modes}; generation {self.generation}"
+            f"[{specs}] in {describe_call(self.structure)}; {modes}; generation {self.generation}"
         )
+
+
+def describe_call(structure: tree.Structure) -> str:
+    """The structure of a call as it is written: ``(*, 1.5, scale=True)``."""
+    positional, named = cast("tuple[tuple[tree.Structure, ...], Any]", structure)
+    parts = [tree.describe(p) for p in positional]
+    return "(" + ", ".join([*parts, *(f"{name}={tree.describe(v)}" for name, v in named)]) + ")"
 
 
 def call_of(
@@ -59,6 +66,9 @@ def call_of(
 
 
 _C: Any = torch._C
+
+NUM_OWN_MODES = 4
+"""So many modes, the first ones, belong to the calling thread; the others to the process."""
 
 MODE_NAMES = (
     "inference_mode",

@@ -81,7 +81,11 @@ class Recorder:
         inputs = self._static_inputs(order)
         self._require_room(generation, inputs.num_bytes)
         inputs.load(order.example.tensors, order.rung)
-        made, results = self._probe(order, generation, inputs)
+        try:
+            made, results = self._probe(order, generation, inputs)
+        except BaseException:
+            ledger.revert(snapshot)
+            raise
         self._require_room(generation, inputs.num_bytes + results.num_bytes)
         before = ledger.check()
         try:

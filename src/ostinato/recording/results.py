@@ -161,10 +161,25 @@ class Results:
         """The static results themselves: valid until the next replay of this recording."""
         return self._build(self.statics, inputs)
 
-    def cut(self, inputs: Sequence[torch.Tensor], lengths: Sequence[Lengths]) -> Any:
-        """Like ``hand_out``, but only the part of each result that belongs to the call."""
+    def cut(
+        self,
+        inputs: Sequence[torch.Tensor],
+        padded: Sequence[torch.Tensor],
+        lengths: Sequence[Lengths],
+    ) -> Any:
+        """Like ``hand_out``, but only the part of each result that belongs to the call.
+
+        ``padded`` are the static inputs: a result that is a whole input is the caller's own, a
+        view of one is a copy.
+        """
         leaves = []
-        for static, length in zip(self.leaves(inputs), lengths, strict=True):
+        for place, static, length in zip(self._places, self.leaves(padded), lengths, strict=True):
+            if isinstance(place, torch.Tensor):
+                leaves.append(place)
+                continue
+            if isinstance(place, _View) and place.source >= 0 and static is padded[place.source]:
+                leaves.append(inputs[place.source])
+                continue
             part = static
             for dim, n in length.items():
                 part = part.narrow(dim, 0, n)

@@ -58,8 +58,14 @@ class Runner:
             self._stores[folder] = Store(folder, self.device)
         return self._stores[folder]
 
-    def make(self, order: Order, counters: Counters, find: Callable[[], Entry | None]) -> Entry:
-        """Record on the lane's thread, unless ``find`` shows that it has just been made."""
+    def make(
+        self,
+        order: Order,
+        counters: Counters,
+        find: Callable[[], Entry | None],
+        keep: Callable[[Entry], None],
+    ) -> Entry:
+        """Record on the lane's thread and ``keep``, unless ``find`` shows that it was just made."""
 
         def job() -> Entry:
             made = find()
@@ -71,6 +77,7 @@ class Runner:
             finally:
                 counters.add("recording_seconds", time.perf_counter() - start)
             counters.add("num_recorded", 1)
+            keep(entry)
             return entry
 
         entry: Entry = self.lane.run(job)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ostinato.errors import RecordingRefused, RouteUnavailable
+from ostinato.errors import RecordingRefused, RouteUnavailable, UnkeyableArgument
 from ostinato.recording import gate, tree
 from ostinato.recording.admission import is_worth_it
 from ostinato.recording.collection import Collection, rung_of
@@ -53,6 +53,7 @@ class Served:
         self._join = runner.lane.backend.join
         self._device_type = runner.device.type
         self._in_place = tuple(sorted(region.in_place))
+        self._written = tuple(sorted(region.writes))
         self._epoch = self.ledger.generation.epoch
         self._exact = self.recordings.exact
         self._is_paranoid = config.verify == "paranoid"
@@ -80,9 +81,13 @@ class Served:
         generation = self.ledger.check()
         if generation.epoch != self._epoch:
             self._forget_stale(generation.epoch)
+        try:
+            specs = tuple([describe(t) for t in tensors])
+        except RuntimeError:
+            raise UnkeyableArgument(_without_memory(tensors)) from None
         key = Key(
             structure,
-            tuple([describe(t) for t in tensors]),  # type: ignore[misc]
+            specs,  # type: ignore[arg-type]
             numeric_modes(self._device_type),
             (generation, verdicts.number),
             self._addresses(tensors) if self._in_place else (),
@@ -98,6 +103,11 @@ class Served:
                     lane.lock.release()
         key = key._replace(specs=tuple([TensorSpec(*spec) for spec in key.specs]))
         return self._choose(Request(key, tensors, args, kwargs, borrow, rung, direct))
+
+    def _share_memory(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True when a write to one input shows in another: their static copies are apart."""
+        storages = [t.untyped_storage().data_ptr() for t in tensors]
+        return any(storages.count(storages[i]) > 1 for i in self._written)
 
     def _addresses(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([tensors[i].data_ptr() for i in self._in_place])
@@ -198,6 +208,8 @@ class Served:
         needs_grad = any(t.requires_grad for t in request.tensors)
         if request.key.modes[1] and (needs_grad or self.ledger.requires_grad()):
             return "a gradient may be needed"
+        if self._written and self._share_memory(request.tensors):
+            return "a written input shares memory with another input"
         for i, t in enumerate(request.tensors):
             expected = "cpu" if i in self.region.uploads else self._device_type
             if t.device.type != expected:
@@ -223,7 +235,7 @@ class Served:
         entry = recordings.exact.get(key)
         if entry is not None and entry.is_alive:
             return entry
-        if key in recordings.denied:
+        if key in recordings.denied or recordings.keeps_being_refused(key):
             return None
         hits = recordings.count_hit(key)
         was_evicted = entry is not None
@@ -248,8 +260,7 @@ class Served:
             if fitting is None:
                 return None, None
             wanted = fitting
-        is_missing = wanted not in family.entries or not family.entries[wanted].is_alive
-        if request.rung is None and is_missing and wanted not in family.denied:
+        if request.rung is None and not family.has(wanted):
             hits = recordings.count_hit(family.key_of(wanted))
             if forced == "rung":
                 recordings.record_rung(family, wanted, request)
@@ -339,8 +350,7 @@ class Served:
         asked = None if request.rung is None else rung_of(self.region.axes, request.rung)
         rungs = family.all_rungs() if asked is None else [asked]
         for rung in rungs:
-            known = family.entries.get(rung)
-            if (known is None or not known.is_alive) and rung not in family.denied:
+            if not family.has(rung):
                 fitted = request.fitted(family.enlarge(request.tensors, rung))
                 self.recordings.record_rung(family, rung, fitted)
         if not family.entries and family.denied:
@@ -357,3 +367,11 @@ def _is_faster(exact: Entry, rung: Entry) -> bool:
     if exact.recorded_us is None or rung.recorded_us is None:
         return True
     return exact.recorded_us <= rung.recorded_us
+
+
+def _without_memory(tensors: Sequence[torch.Tensor]) -> str:
+    layouts = sorted({str(t.layout) for t in tensors if t.layout is not torch.strided})
+    return (
+        f"an argument is a tensor without addressable memory {layouts}; expected dense, strided "
+        "tensors"
+    )

@@ -9,46 +9,68 @@ are not entered, except for the code of ``torch.nn`` layers, whose attributes ar
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import functools
 import hashlib
 import sys
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch.nn.modules import module as torch_module
 
 MAX_CONTAINER_ITEMS = 4096
+"""Of larger containers only the length is watched: reading them would cost more than the replay."""
+MAX_ARRAY_BYTES = 65536
 MAX_SLOTS = 200_000
 
-_STORED = (dict, OrderedDict, list, tuple, set, frozenset)
+_STORED = (dict, OrderedDict, list, tuple, set, frozenset, deque)
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "builtins"}
 _DYNAMIC_NAMES = {"getattr", "vars", "__dict__", "__getattribute__"}
 _MODULE_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks")
+_GLOBAL_HOOK_DICTS = ("_global_forward_hooks", "_global_forward_pre_hooks")
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _SKIPPED_METHODS = {"__init__", "__new__", "__repr__", "__del__", "__init_subclass__", "__str__"}
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One place a value is read from: ``owner[name]``, or a cell's contents (``name`` is None)."""
+    """One place a value is read from: ``owner[name]``, or a cell's contents (``name`` is None).
+
+    ``holder`` is the object whose attribute it is, where ``owner`` cannot be assigned to: a
+    class, or an object with ``__slots__`` (then ``owner`` is that object itself).
+    """
 
     label: str
     owner: Any
     name: Any
     value: Any
+    holder: Any = None
 
 
 @dataclass
 class Survey:
-    """The slots of one callable, and the tensors in them (each once, in order of discovery)."""
+    """The slots of one callable, and the tensors in them (each once, in order of discovery).
+
+    ``containers`` are the mutable ones, empty ones too. ``namespaces`` are dictionaries of
+    attributes: a name that appears there may hide a class's. ``arrays`` are small numpy arrays,
+    whose elements Python can read.
+    """
 
     slots: list[Slot] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     hook_dicts: list[dict[Any, Any]] = field(default_factory=list)
     codes: list[types.CodeType] = field(default_factory=list)
+    containers: list[Any] = field(default_factory=list)
+    namespaces: list[Any] = field(default_factory=list)
+    arrays: list[np.ndarray[Any, Any]] = field(default_factory=list)
 
     def code_hash(self) -> str:
         """Changes when any code that the callable can reach changes."""
@@ -73,9 +95,10 @@ class _Walker:
         self._alive: list[Any] = []  # what _seen refers to must not be freed during the walk
         self._queue: list[tuple[Any, str]] = []
         self._names: set[str] = {"forward"}
-        self._waiting: dict[str, list[tuple[Any, str]]] = {}
+        self._waiting: dict[str, list[tuple[Any, str, Any]]] = {}
         self._is_dynamic = False
         self._classes: set[type] = {torch.nn.Module, object}
+        self._has_modules = False
 
     def visit(self, value: Any, label: str) -> None:
         if id(value) not in self._seen:
@@ -104,38 +127,63 @@ class _Walker:
             self.visit(value.fget, label)
         elif isinstance(value, (classmethod, staticmethod)):
             self.visit(value.__func__, label)
-        elif isinstance(value, (dict, list, tuple, set, frozenset)) and _is_stored(value):
+        elif isinstance(value, _CONTAINERS) and _is_stored(value):
             self._container(value, label)
+        elif isinstance(value, np.ndarray):
+            if value.nbytes <= MAX_ARRAY_BYTES:
+                self.result.arrays.append(value)
         elif isinstance(value, types.ModuleType):
             if not _is_library(value.__name__):
                 self._named(vars(value), label)
         elif isinstance(value, type):
             self._class(value, label)
-        else:
+        elif not _is_library(type(value).__module__) or isinstance(value, _NAMESPACES):
             self._object(value, label)
+        else:
+            self._wrapper(_attributes(value), label)
+
+    def _wrapper(self, attributes: dict[str, Any], label: str) -> bool:
+        """Visit what ``functools.cache`` and its like wrap; False for other objects."""
+        wrapped = attributes.get("__wrapped__")
+        if callable(wrapped):
+            self.visit(wrapped, label)
+            return True
+        return False
 
     def _object(self, value: Any, label: str) -> None:
-        try:  # not getattr: an object that imports or computes what it is asked for must not do so
-            attributes = object.__getattribute__(value, "__dict__")
-        except AttributeError:
+        attributes = _attributes(value)
+        if self._wrapper(attributes, label):
             return
-        if callable(attributes.get("__wrapped__")):  # functools.cache and its like
-            self.visit(attributes["__wrapped__"], label)
-        elif not _is_library(type(value).__module__):
+        if attributes:
+            self.result.namespaces.append(attributes)
             self._named(attributes, label)
-            self._class(type(value), f"type({label})")
+        for base in type(value).__mro__:
+            if _is_library(base.__module__):
+                continue
+            for name, member in vars(base).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):  # not set yet
+                        self._slot(value, name, getattr(value, name), f"{label}.{name}", value)
+        self._class(type(value), f"type({label})")
 
     def _module(self, module: torch.nn.Module, label: str) -> None:
+        if not self._has_modules:
+            self._has_modules = True
+            for name in _GLOBAL_HOOK_DICTS:
+                self._hooks(getattr(torch_module, name), name)
         for part in (module._parameters, module._buffers, module._modules):
             for name, value in part.items():
                 self._slot(part, name, value, f"{label}.{name}")
         for name in _HOOK_DICTS:
-            hooks: dict[Any, Any] = module.__dict__[name]
-            self.result.hook_dicts.append(hooks)
-            for key, hook in hooks.items():
-                self._slot(hooks, key, hook, f"{label}.{name}[{key}]")
+            self._hooks(module.__dict__[name], f"{label}.{name}")
+        self.result.namespaces.append(module.__dict__)
         self._named(module.__dict__, label, skipped=_MODULE_MACHINERY)
         self._class(type(module), f"type({label})")
+
+    def _hooks(self, hooks: dict[Any, Any], label: str) -> None:
+        self.result.hook_dicts.append(hooks)
+        for key, hook in hooks.items():
+            self._slot(hooks, key, hook, f"{label}[{key}]")
 
     def _class(self, cls: type, label: str) -> None:
         for base in cls.__mro__:
@@ -143,7 +191,7 @@ class _Walker:
                 continue
             self._classes.add(base)
             if base.__module__.startswith("torch.nn.modules") or not _is_library(base.__module__):
-                self._named(base.__dict__, f"{base.__qualname__}", skipped=_SKIPPED_METHODS)
+                self._named(base.__dict__, base.__qualname__, skipped=_SKIPPED_METHODS, holder=base)
 
     def _function(self, fn: types.FunctionType, label: str) -> None:
         self._code(fn.__code__)
@@ -152,25 +200,23 @@ class _Walker:
                 self._slot(cell, None, cell.cell_contents, f"{label}.{name}")
             except ValueError:  # an empty cell
                 continue
-        for default in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
-            self.visit(default, f"{label} default")
         if not _is_library(fn.__module__ or ""):
+            if fn.__defaults__:
+                self._slot(fn, "__defaults__", fn.__defaults__, f"{label} defaults", fn)
+            if fn.__kwdefaults__:
+                self.visit(fn.__kwdefaults__, f"{label} defaults")
             names = set(_names_of(fn.__code__))
             for name in names.intersection(fn.__globals__):
                 self._slot(fn.__globals__, name, fn.__globals__[name], f"{fn.__module__}.{name}")
 
     def _container(self, value: Any, label: str) -> None:
+        if not isinstance(value, (tuple, frozenset)):
+            self.result.containers.append(value)
         if len(value) > MAX_CONTAINER_ITEMS:
             return
-        if isinstance(value, dict):
-            for key, item in value.items():
-                self._slot(value, key, item, f"{label}[{key!r}]")
-            return
-        for k, item in enumerate(value):
-            if isinstance(value, list):
-                self._slot(value, k, item, f"{label}[{k}]")
-            else:
-                self.visit(item, f"{label}[{k}]")
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in list(items):
+            self._slot(value, key, item, f"{label}[{key!r}]")
 
     def _named(
         self,
@@ -178,6 +224,7 @@ class _Walker:
         label: str,
         *,
         skipped: frozenset[str] | set[str] = frozenset(),
+        holder: Any = None,
     ) -> None:
         """Slots for the names that code can mention, now or when code that does is found later."""
         for name, value in list(owner.items()):
@@ -185,13 +232,13 @@ class _Walker:
                 continue
             is_special = name.startswith("__") and isinstance(value, types.FunctionType)
             if self._is_dynamic or is_special or name in self._names:
-                self._slot(owner, name, value, f"{label}.{name}")
+                self._slot(owner, name, value, f"{label}.{name}", holder)
             else:
-                self._waiting.setdefault(name, []).append((owner, label))
+                self._waiting.setdefault(name, []).append((owner, label, holder))
 
-    def _slot(self, owner: Any, name: Any, value: Any, label: str) -> None:
+    def _slot(self, owner: Any, name: Any, value: Any, label: str, holder: Any = None) -> None:
         if not _is_library_code(value):
-            self.result.slots.append(Slot(label, owner, name, value))
+            self.result.slots.append(Slot(label, owner, name, value, holder))
         self.visit(value, label)
 
     def _code(self, code: types.CodeType) -> None:
@@ -202,9 +249,9 @@ class _Walker:
             self._is_dynamic = True
             new = set(self._waiting)
         for name in new:
-            for owner, label in self._waiting.pop(name, ()):
+            for owner, label, holder in self._waiting.pop(name, ()):
                 if name in owner:
-                    self._slot(owner, name, owner[name], f"{label}.{name}")
+                    self._slot(owner, name, owner[name], f"{label}.{name}", holder)
 
 
 def _names_of(code: types.CodeType) -> Iterator[str]:
@@ -215,6 +262,17 @@ def _names_of(code: types.CodeType) -> Iterator[str]:
             yield const
         elif isinstance(const, types.CodeType):
             yield from _names_of(const)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes. Not ``getattr``: an object that imports or computes what it is
+    asked for must not do so here.
+    """
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_stored(container: Any) -> bool:

@@ -76,6 +76,7 @@ def _flatten_rare(value: Any, kind: type, tensors: list[torch.Tensor], path: str
             ),
         )
     if dataclasses.is_dataclass(kind):
+        _require_nothing_else(value, kind, path)
         return (
             kind,
             tuple(
@@ -86,7 +87,7 @@ def _flatten_rare(value: Any, kind: type, tensors: list[torch.Tensor], path: str
                 ]
             ),
         )
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+    if isinstance(value, tuple) and hasattr(kind, "_fields") and not getattr(value, "__dict__", 0):
         return (kind, tuple([flatten(v, tensors, path) for v in value]))
     if kind is torch.Size:
         return (torch.Size, tuple(value))
@@ -99,6 +100,17 @@ def _flatten_rare(value: Any, kind: type, tensors: list[torch.Tensor], path: str
     if kind is range:
         return (range, (value.start, value.stop, value.step))
     raise UnkeyableArgument(_unkeyable(value, kind, path))
+
+
+def _require_nothing_else(value: Any, kind: type, path: str) -> None:
+    """What a dataclass holds beside its fields would be lost without a word."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    held = {*getattr(value, "__dict__", ()), *(value if isinstance(value, dict) else ())}
+    if not held <= names:
+        raise UnkeyableArgument(
+            f"{path} is a {kind.__qualname__} that holds {sorted(map(str, held - names))} beside "
+            "its fields; expected nothing but its fields"
+        )
 
 
 def _flatten_name(name: Any, path: str) -> Hashable:
