@@ -46,6 +46,7 @@ class Pretence:
 
     def __init__(self) -> None:
         self._host = LiveMemory()
+        self._numbers = LiveMemory()  # Python numbers that torch made tensors of
 
     def stand_in(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stand | None:
         """How to run a function that has to do with devices; ``None`` for all others."""
@@ -67,17 +68,20 @@ class Pretence:
 
     def after(self, call: Call, result: Any, constants: AbstractSet[int]) -> Iterator[Breach]:
         """Breaches of one operator; its result counts as host memory if all of its inputs do."""
-        if not call.tensors:
+        if call.name == "aten::scalar_tensor":
+            self._numbers.add(result)
             return
-        hosts = [storage_key(t) in self._host for t in call.tensors]
+        tensors = [t for t in call.tensors if storage_key(t) not in self._numbers]
+        hosts = [storage_key(t) in self._host for t in tensors]
         if not any(hosts):
             return
         if all(hosts):
             self.add(result)
-        elif call.name in _COPIES:
+            return
+        if call.name in _COPIES:
             yield "device-move", f"{call.name} between host and GPU memory"
             return
-        for is_host, tensor in zip(hosts, call.tensors, strict=True):
+        for is_host, tensor in zip(hosts, tensors, strict=True):
             if is_host and storage_key(tensor) not in constants:
                 rule = "host-tensor" if tensor.dim() else "host-operand"
                 detail = f"{call.name} with a tensor {list(tensor.shape)} made on the CPU"
