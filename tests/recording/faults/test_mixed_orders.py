@@ -95,7 +95,9 @@ def check_program(actions: list[tuple[str, int, Any]]) -> None:
     assert content(list(mine.buffers())) == content(list(theirs.buffers()))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(ACTIONS)
 def test_any_program(actions: list[tuple[str, int, Any]]) -> None:
     check_program(actions)
@@ -116,9 +118,7 @@ PROGRAMS = {
 def test_without_the_ledger_each_change_is_missed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_fails_under(
-        "ledger.nothing_changes", lambda: check_program(PROGRAMS[name]), monkeypatch
-    )
+    assert_fails_under("ledger.nothing_changes", lambda: check_program(PROGRAMS[name]), monkeypatch)
 
 
 REGIONS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
@@ -140,7 +140,9 @@ def check_several_regions(order: list[tuple[int, int]], recorded: float = 0.5) -
     assert sum(c["direct"] for c in calls) <= (1 - recorded) * len(order)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=5, max_size=60))
 def test_several_regions_on_one_lane(order: list[tuple[int, int]]) -> None:
     check_several_regions(order)

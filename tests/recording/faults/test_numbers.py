@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,7 +127,9 @@ def check_arguments(values: list[Any]) -> None:
     check_calls(lambda x, v: x * v, [(rand(0, 2), v) for v in values * 2], recorded=0)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.one_of(st.integers(-3, 3), st.floats(width=32), st.booleans()), max_size=8))
 def test_numbers_among_the_arguments(values: list[Any]) -> None:
     if values:
@@ -176,3 +179,20 @@ def check_attributes() -> None:
 
 def test_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_fails_under("ledger.nothing_changes", check_attributes, monkeypatch)
+
+
+def check_clocks_and_iterators() -> None:
+    """The ledger does not look into library objects; the gate sees that the direct call drifts."""
+    for make in (generator, clock):
+        fn = make()
+        served = graphed(fn)
+        answers = [float(served(torch.ones(1))) for _ in range(6)]
+        assert len(set(answers)) == 6 and "[gate" in served.why().reason
+
+
+def clock() -> Callable[[T], T]:
+    return lambda x: x * (time.perf_counter_ns() % 1_000_003)
+
+
+def test_clocks_and_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails_under("gate.accepts_all", check_clocks_and_iterators, monkeypatch)

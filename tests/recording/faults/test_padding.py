@@ -20,7 +20,9 @@ LADDER = GraphConfig(min_hits=1, mode="ladder", ladder_ratio=2.0)
 AXIS = Axis("n", top=16, rungs=(4, 16))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=5))
 def test_zero_length_segments(layouts: list[list[int]]) -> None:
     with serving(region(), LADDER) as served, ostinato.route("rung"):

@@ -86,7 +86,9 @@ def check_every_tensor_reaches_the_recording(cases: list[tuple[Any, ...]]) -> No
         assert [content(h) for h in held] == want
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(
         st.tuples(
