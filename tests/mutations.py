@@ -531,3 +531,10 @@ def _values_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
         return ((), ()), call_of(args, kwargs)[1]
 
     monkeypatch.setattr(served, "call_of", flat)
+
+
+@mutation("tree.unknown_types_are_keys")
+def _unknown_types_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "_flatten_rare", lambda value, kind, tensors, path: (kind, id(value)))

@@ -23,7 +23,15 @@ Sizes = Mapping[Axis, int]
 
 def is_dense(spec: TensorSpec) -> bool:
     """True when the elements fill their span without holes or overlaps."""
-    return spec.span == spec.shape.numel()
+    step = 1
+    for size, stride in sorted(zip(spec.shape, spec.stride, strict=True), key=lambda d: d[1]):
+        if size == 0:
+            return True
+        if size > 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
 
 
 def flat(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

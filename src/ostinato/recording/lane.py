@@ -141,6 +141,7 @@ def _work(
             _run(job, owner())
         else:
             waiting.append(job)
+        del job  # it holds a caller's tensors, and the next one may be long in coming
     for _, _, future, _ in waiting:
         future.cancel()
 

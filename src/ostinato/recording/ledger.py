@@ -145,17 +145,19 @@ class Ledger:
 
     def _refresh(self) -> Generation:
         before = self._watched
-        self._extra_slots = [_with_present_value(slot) for slot in self._extra_slots]
+        present = [slot for slot in map(_with_present_value, self._extra_slots) if slot]
         found = survey(self._fn)
         old = {id(t) for t in before.tensors}
         lost = old - {id(t) for t in chain(found.tensors, self._extra)}
         if (
             lost
-            or any(id(s.value) not in old for s in self._extra_slots)
+            or len(present) < len(self._extra_slots)
+            or any(id(s.value) not in old for s in present)
             or not before.is_memory_unchanged()
         ):
             self._epoch += 1
             self._variants.clear()
+            self._extra, self._extra_slots = [], []  # the next recording finds them again
         self._install(found)
         self.changes = list(_differences(before.slots, self._watched.slots))
         return self.generation
@@ -193,11 +195,12 @@ class _Watched:
 _requires_grad = operator.attrgetter("requires_grad")
 
 
-def _with_present_value(slot: Slot) -> Slot:
+def _with_present_value(slot: Slot) -> Slot | None:
+    """None where the place is gone, as in a cache that was cleared."""
     try:
         value = slot.owner.cell_contents if slot.name is None else slot.owner[slot.name]
     except (KeyError, IndexError, ValueError):
-        value = None
+        return None
     return replace(slot, value=value)
 
 

@@ -5,6 +5,7 @@ right, never old.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,3 +181,20 @@ def check_attributes() -> None:
 
 def test_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_fails_under("ledger.nothing_changes", check_attributes, monkeypatch)
+
+
+def check_clocks_and_iterators() -> None:
+    """The ledger does not look into library objects; the gate sees that the direct call drifts."""
+    for make in (generator, clock):
+        fn = make()
+        served = graphed(fn)
+        answers = [float(served(torch.ones(1))) for _ in range(6)]
+        assert len(set(answers)) == 6 and "[gate" in served.why().reason
+
+
+def clock() -> Callable[[T], T]:
+    return lambda x: x * (time.perf_counter_ns() % 1_000_003)
+
+
+def test_clocks_and_iterators(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails_under("gate.accepts_all", check_clocks_and_iterators, monkeypatch)
