@@ -382,13 +382,13 @@ def _borrowed_always(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutation("served.refusals_are_forgotten")
 def _refusals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal ends the call instead of denying the key."""
-    from ostinato.recording.served import Served
+    from ostinato.recording.collection import Collection
 
-    def record_exact(self: Any, key: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
-        entry = self._record(key, tensors, args, kwargs, {}, lambda: None, self._keep_exact)
-        return None if isinstance(entry, str) else entry
+    def record_exact(self: Any, request: Any, *, is_ordered: bool = False) -> Any:
+        made = self._make(request, request.key, {}, lambda: None, self._keep_exact)
+        return None if isinstance(made, str) else made
 
-    monkeypatch.setattr(Served, "_record_exact", record_exact)
+    monkeypatch.setattr(Collection, "record_exact", record_exact)
 
 
 @mutation("cache.never_retires")

@@ -1,4 +1,6 @@
-"""Static results keep what a direct call's result is: values, strides, and who shares memory with whom."""
+"""Static results keep what a direct call's result is: values, strides, and who shares
+memory with whom.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,14 @@ class Served:
             self._addresses(tensors) if self._in_place else (),
         )
         entry = self._exact.get(key)
-        if entry is not None and entry.is_preferred and self._is_plain and forced_route() is None:
+        if (
+            entry is not None
+            and entry.is_preferred
+            and self._is_plain
+            and forced_route() is None
+            and not (key.modes[1] and self.ledger.requires_grad())
+            and not (self._written and self._share_memory(tensors))
+        ):
             lane = self._lane
             if lane.acquire():
                 try:

@@ -73,8 +73,8 @@ def test_in_place_inputs_are_read_where_they_are() -> None:
             cache.fill_(i)
             assert content(served.call((rand(i, 4), cache), {})) == content(rand(i, 4) + i)
         assert served.counters.routes()[served.counters.last()] == 4  # type: ignore[index]
-        (entry,) = served.recordings()
+        (entry,) = served.recordings.entries()
         assert entry.inputs.tensors[1] is cache
         other = torch.ones(4)
         assert content(served.call((rand(9, 4), other), {})) == content(rand(9, 4) + 1)
-        assert len(served.recordings()) == 2
+        assert len(served.recordings.entries()) == 2

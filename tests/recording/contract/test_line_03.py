@@ -106,6 +106,6 @@ def test_padding_is_finite_in_service() -> None:
     with serving(region(), LADDER) as served, ostinato.route("rung"):
         served.call(packed(0, 7, 5), {})
         served.call(packed(1, 5, 4), {})
-        (entry,) = served.recordings()
+        (entry,) = served.recordings.entries()
         assert all(t.isfinite().all() for t in entry.inputs.tensors if t.is_floating_point())
         assert entry.inputs.tensors[1].tolist() == [0, 5, 9, 16, 16]

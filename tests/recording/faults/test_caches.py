@@ -133,5 +133,5 @@ def test_many_changes_of_values_do_not_pile_up() -> None:
     for i in range(600):
         model.scale = float(i)  # type: ignore[assignment]
         served(torch.ones(1))
-    ledger = served._only._ledger  # type: ignore[union-attr]
+    ledger = served._only.ledger  # type: ignore[union-attr]
     assert len(ledger._variants) <= 256

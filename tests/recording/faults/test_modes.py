@@ -1,4 +1,6 @@
-"""Inference mode, no_grad, autocast, training: any mix, in any order, gives the direct call's bytes."""
+"""Inference mode, no_grad, autocast, training: any mix, in any order, gives the direct
+call's bytes.
+"""
 
 from __future__ import annotations
 
