@@ -322,6 +322,7 @@ def _accepts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "compare_exact", lambda *a: verdict)
     monkeypatch.setattr(gate, "compare_close", lambda *a: verdict)
     monkeypatch.setattr(gate, "check_finite", lambda *a: None)
+    monkeypatch.setattr(gate, "check_spread", lambda *a: None)
 
 
 @mutation("gate.callers_inputs_are_ignored")
@@ -497,3 +498,13 @@ def _unknown_types_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import tree
 
     monkeypatch.setattr(tree, "_flatten_rare", lambda value, kind, tensors, path: (kind, id(value)))
+
+
+@mutation("lane.idle_work_is_urgent")
+def _idle_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.lane import Lane
+
+    original = Lane._put
+    monkeypatch.setattr(
+        Lane, "_put", lambda self, job, *, is_urgent: original(self, job, is_urgent=True)
+    )
