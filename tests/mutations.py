@@ -379,7 +379,7 @@ def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoLock(nullcontext[None]):
         def release(self) -> None: ...
 
-    original, load = Lane.__init__, Entry.serve
+    original = Lane.__init__
 
     def init(self: Lane, backend: Any) -> None:
         original(self, backend)
@@ -394,7 +394,6 @@ def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lane, "__init__", init)
     monkeypatch.setattr(Lane, "acquire", lambda self: True)
     monkeypatch.setattr(Entry, "serve", serve)
-    del load
 
 
 @mutation("entry.no_write_back")
@@ -476,8 +475,7 @@ def _dictionaries_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutation("numbers.baked")
 def _numbers_are_baked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the ledger nor the rules look at what Python reads."""
-    for rule in ("host-scalar",):
-        mutations[f"rules.{rule}"](monkeypatch)
+    mutations["rules.host-scalar"](monkeypatch)
     mutations["ledger.nothing_changes"](monkeypatch)
     mutations["gate.accepts_all"](monkeypatch)
 

@@ -67,9 +67,9 @@ def test_comparisons_refuse_with_the_result_and_the_size() -> None:
     with pytest.raises(GateFailed):
         gate.compare_exact([more], [one], [0.0001], "x")
     assert gate.compare_close([more], [one], 0.01, "x").worst > 0
-    with pytest.raises(GateFailed, match="at most 0.0001"):
+    with pytest.raises(GateFailed, match=r"at most 0\.0001"):
         gate.compare_close([more], [one], None, "x")
-    with pytest.raises(GateFailed, match="at most 0.0005"):
+    with pytest.raises(GateFailed, match=r"at most 0\.0005"):
         gate.compare_close([more], [one], 0.0005, "x")
 
 

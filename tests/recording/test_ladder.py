@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ def check_ladder(bottom: int, top: int, ratio: float, multiple: int) -> None:
     rungs = ladder.rungs
     assert rungs[-1] == ladder.top == top
     assert all(r % multiple == 0 for r in rungs[:-1])
-    for a, b in zip(rungs, rungs[1:], strict=False):
+    for a, b in pairwise(rungs):
         assert a < b <= max(a * ratio, a + multiple)
     for size in {*range(1, min(top, 70) + 1), top - 1, top} - {0}:
         fitting = [r for r in rungs if r >= size]

@@ -59,9 +59,8 @@ def check_every_route_says_why() -> None:
 
 def check_a_forced_route_that_cannot_serve() -> None:
     served = graphed(lambda x: x * float(x.sum()))
-    with ostinato.route("exact"):
-        with pytest.raises(RouteUnavailable, match="host-scalar"):
-            served(rand(0, 3))
+    with ostinato.route("exact"), pytest.raises(RouteUnavailable, match="host-scalar"):
+        served(rand(0, 3))
     with ostinato.route("rung"), pytest.raises(RouteUnavailable):
         served(rand(0, 3))
     off = graphed(double, GraphConfig(mode="off"))
@@ -85,7 +84,7 @@ def test_a_route_ends_with_its_block_and_nests() -> None:
     from ostinato.recording.routes import forced
 
     with ostinato.route("direct"):
-        with pytest.raises(KeyError), ostinato.route("exact"):
+        with pytest.raises(KeyError), ostinato.route("exact"):  # noqa: PT012
             assert forced() == "exact"
             raise KeyError
         assert forced() == "direct"

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
