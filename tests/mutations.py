@@ -363,6 +363,7 @@ def _accepts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "compare_exact", lambda *a: verdict)
     monkeypatch.setattr(gate, "compare_close", lambda *a: verdict)
     monkeypatch.setattr(gate, "check_finite", lambda *a: None)
+    monkeypatch.setattr(gate, "check_spread", lambda *a: None)
 
 
 @mutation("gate.callers_inputs_are_ignored")
@@ -419,7 +420,7 @@ def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoLock(nullcontext[None]):
         def release(self) -> None: ...
 
-    original, load = Lane.__init__, Entry.serve
+    original = Lane.__init__
 
     def init(self: Lane, backend: Any) -> None:
         original(self, backend)
@@ -434,7 +435,6 @@ def _no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lane, "__init__", init)
     monkeypatch.setattr(Lane, "acquire", lambda self: True)
     monkeypatch.setattr(Entry, "serve", serve)
-    del load
 
 
 @mutation("entry.no_write_back")
@@ -516,8 +516,7 @@ def _dictionaries_without_names(monkeypatch: pytest.MonkeyPatch) -> None:
 @mutation("numbers.baked")
 def _numbers_are_baked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the ledger nor the rules look at what Python reads."""
-    for rule in ("host-scalar",):
-        mutations[f"rules.{rule}"](monkeypatch)
+    mutations["rules.host-scalar"](monkeypatch)
     mutations["ledger.nothing_changes"](monkeypatch)
     mutations["gate.accepts_all"](monkeypatch)
 
@@ -538,3 +537,13 @@ def _unknown_types_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import tree
 
     monkeypatch.setattr(tree, "_flatten_rare", lambda value, kind, tensors, path: (kind, id(value)))
+
+
+@mutation("lane.idle_work_is_urgent")
+def _idle_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.lane import Lane
+
+    original = Lane._put
+    monkeypatch.setattr(
+        Lane, "_put", lambda self, job, *, is_urgent: original(self, job, is_urgent=True)
+    )

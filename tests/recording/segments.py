@@ -1,5 +1,4 @@
-"""Attention inside segments of packed tokens, as a region of a growing number of tokens and
-segments.
+"""Attention inside segments of packed tokens: a region that grows in tokens and segments.
 
 ``offsets`` hold the segments' boundaries; the padding tail is a segment of its own.
 """

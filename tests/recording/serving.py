@@ -65,9 +65,7 @@ def check_calls(
     recorded: float = 0.3,
     using: Callable[..., Any] | None = None,
 ) -> Graphed | Any:
-    """Call in this order, hold all results, compare bytes; at least ``recorded`` of
-    them by replay.
-    """
+    """Call in this order, hold all results, compare bytes; at least ``recorded`` by replay."""
     served = using if using is not None else graphed(fn)
     before = copy.deepcopy(calls)
     held = [served(*args) for args in calls]

@@ -175,7 +175,7 @@ def test_graph_is_a_decorator_and_passes_attributes_through() -> None:
     module = torch.nn.Linear(2, 3)
     assert ostinato.graph(module).out_features == 3
     with pytest.raises(AttributeError):
-        ostinato.graph(module).nothing
+        _ = ostinato.graph(module).nothing
 
 
 @settings(max_examples=30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ def check_ladder(bottom: int, top: int, ratio: float, multiple: int) -> None:
     rungs = ladder.rungs
     assert rungs[-1] == ladder.top == top
     assert all(r % multiple == 0 for r in rungs[:-1])
-    for a, b in itertools.pairwise(rungs):
+    for a, b in pairwise(rungs):
         assert a < b <= max(a * ratio, a + multiple)
     for size in {*range(1, min(top, 70) + 1), top - 1, top} - {0}:
         fitting = [r for r in rungs if r >= size]

@@ -218,7 +218,10 @@ def test_closures_partials_and_nested_functions() -> None:
         return x * factor * weights["w"]
 
     def outer(x: Any, more: Any) -> Any:
-        return (lambda y: inner(y))(x) + more["bias"]
+        def middle(y: Any) -> Any:
+            return inner(y)
+
+        return middle(x) + more["bias"]
 
     bias = {"bias": torch.zeros(2)}
     ledger = Ledger(functools.partial(outer, more=bias))

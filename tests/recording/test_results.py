@@ -1,6 +1,4 @@
-"""Static results keep what a direct call's result is: values, strides, and who shares
-memory with whom.
-"""
+"""Static results keep what a direct call's result is: values, strides, shared memory."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Examination:
         want = self._observe(tensors, self._run_direct)
         got = self._observe(tensors, self._run_replay)
         gate.check_finite(want, f"the direct call's results in {what}")
-        return gate.compare_exact(got, want, self._spread(tensors, got, want), what)
+        return gate.compare_exact(got, want, self._spread(tensors, got, want, what), what)
 
     def _rung(self, given: GateSet, what: str) -> Verdict:
         """Padded direct call and replay agree in the real rows, padding poisoned; unpadded is
@@ -99,7 +99,7 @@ class Examination:
         got = self._observe(tensors, self._run_replay)
         poisoned = self._observe(tensors, self._run_replay, poison=True)
         gate.check_finite(real(want), f"the padded direct call's results in {what}")
-        spread = self._spread(tensors, got, want)
+        spread = self._spread(tensors, got, want, what)
         exact = gate.compare_exact(real(got), real(want), spread, what)
         gate.compare_exact(real(poisoned), real(want), spread, f"{what}, padding poisoned")
         if order.direct is not None and given.direct is None:
@@ -114,14 +114,18 @@ class Examination:
         tensors: Sequence[torch.Tensor],
         got: Sequence[torch.Tensor],
         want: Sequence[torch.Tensor],
+        what: str,
     ) -> list[float] | None:
-        """How far two direct calls are apart, asked only when the replay is not equal to the
-        first.
+        """How far two direct calls are apart, asked only when the replay is not equal to the first.
+
+        Declared state is not put back between trials, so its region may accumulate.
         """
         if all(gate.is_bit_exact(a, b) for a, b in zip(got, want, strict=True)):
             return None
         again = self._observe(tensors, self._run_direct)
         gaps = [gate.distance(a, b) for a, b in zip(again, want, strict=True)]
+        if not self._order.region.state:
+            gate.check_spread(gaps, want, what)
         return gaps if any(gaps) else None
 
     def _observe(

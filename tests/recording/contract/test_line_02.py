@@ -1,6 +1,4 @@
-"""Line 2, buffers: static memory that never grows or moves, one upload for what comes
-from the host.
-"""
+"""Line 2, buffers: static memory that never grows or moves, one upload from the host."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Line 3, layout: other boundaries at equal length, a tail of its own, every axis a
-packing limit.
-"""
+"""Line 3, layout: other boundaries at equal length, a tail of its own, every axis a limit."""
 
 from __future__ import annotations
 

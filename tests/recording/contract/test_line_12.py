@@ -43,7 +43,7 @@ def test_the_direct_calls_run_in_no_activity_and_a_graphed_inside_them_is_served
         seen.append(state.is_active())
         return inner(x)  # type: ignore[no-any-return]
 
-    served = graphed(lambda x: direct(lambda y: middle(y), x + 1) - 1)
+    served = graphed(lambda x: direct(middle, x + 1) - 1)
     for i in range(3):
         x = rand(i, 3)
         assert content(served(x)) == content((x + 1) * 3 - 1)
@@ -87,7 +87,5 @@ def test_a_result_of_another_shape_stops_the_replay_loudly() -> None:
         return x[: next(clock)]
 
     served = graphed(lambda x: direct(read, x * 2).sum())
-    with pytest.raises(RecordingRefused, match="piece-result"):
-        for i in range(16):
-            with ostinato.route("exact"):
-                served(rand(i, 4))
+    with pytest.raises(RecordingRefused, match="piece-result"), ostinato.route("exact"):
+        [served(rand(i, 4)) for i in range(16)]

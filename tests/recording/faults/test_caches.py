@@ -31,7 +31,7 @@ class Rope(nn.Module):
         self.masks: dict[int, T] = {}
         self.recent: list[T] = []
 
-    @functools.cache
+    @functools.cache  # noqa: B019
     def angles(self, n: int) -> T:
         return torch.arange(n) * 0.1
 

@@ -96,7 +96,7 @@ def check_program(actions: list[tuple[str, int, Any]]) -> None:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(ACTIONS)
 def test_any_program(actions: list[tuple[str, int, Any]]) -> None:

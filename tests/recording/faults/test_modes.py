@@ -1,6 +1,4 @@
-"""Inference mode, no_grad, autocast, training: any mix, in any order, gives the direct
-call's bytes.
-"""
+"""Inference mode, no_grad, autocast, training: any mix gives the direct call's bytes."""
 
 from __future__ import annotations
 

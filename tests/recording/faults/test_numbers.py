@@ -1,6 +1,4 @@
-"""Numbers that Python holds: counters, coefficients, read-backs, attributes. Direct or
-right, never old.
-"""
+"""Numbers that Python holds, in counters, coefficients, attributes: direct or right, never old."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def check_secrets_do_not_leak() -> None:
     with serving(region, LADDER) as served, ostinato.route("rung"):
         for n in (16, 5, 16, 9, 5):
             served.call((torch.full((n, 2), 7.0),), {})
-            entry = next(e for e in served.recordings.entries() if e.rung and max(e.rung.values()) == 16)
+            entry = next(
+                e for e in served.recordings.entries() if e.rung and max(e.rung.values()) == 16
+            )
             assert (entry.inputs.tensors[0][n:] == 0).all()
 
 
