@@ -60,7 +60,7 @@ def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def _collection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import cuda
 
-    monkeypatch.setattr(cuda, "_collection_held_off", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "collection_held_off", contextlib.nullcontext)
 
 
 @mutation("cuda_heal.off")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostinato.recording.buffers import StaticInputs, duplicate, flat, is_dense, pad
+from ostinato.recording.buffers import StaticInputs, copy_of, flat, is_dense, pad
 from ostinato.recording.gate import vary
 from ostinato.recording.ladder import Axis, Grows
 from ostinato.recording.spec import TensorSpec
@@ -64,7 +64,7 @@ def test_any_layouts_together(names: list[str], data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_copies_keep_the_layout(name: str) -> None:
     tensor = LAYOUTS[name](BASE)
-    copy = duplicate(tensor)
+    copy = copy_of(tensor)
     assert torch.equal(copy, tensor) and copy.stride() == tensor.stride()
     varied = vary(tensor, 1)
     assert varied.shape == tensor.shape

@@ -9,11 +9,8 @@ of them is ``join`` (docs/decisions/0002).
 
 from __future__ import annotations
 
-import gc
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +19,7 @@ from ostinato import state
 from ostinato.errors import CaptureFailed, RecordingRefused
 from ostinato.recording import cuda_census, cuda_heal
 from ostinato.recording.backend import Body
+from ostinato.recording.collecting import collection_held_off
 
 MAX_FAILED_CAPTURES = 16
 """After so many in one process no more are tried: each leaves its graph and its pool behind."""
@@ -85,7 +83,7 @@ class CudaPool:
             )
         direct_kernels = cuda_census.count_kernels(lambda count: self._run(body, count))
         capture = _Capture(self._pool.id, generators)
-        with _collection_held_off():
+        with collection_held_off():
             activity = state.Activity(state.Phase.RECORDING, capture)
             error = capture.run(body, activity)
         if error is not None:
@@ -222,31 +220,6 @@ def _between(fn: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Call
                 old.copy_(value)
 
     return step
-
-
-_collecting = threading.Lock()
-_held_off = 0
-
-
-@contextmanager
-def _collection_held_off() -> Iterator[None]:
-    """No automatic garbage collection while any lane captures: a collected graph would break it."""
-    global _held_off, _was_enabled
-    with _collecting:
-        if _held_off == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _held_off += 1
-    try:
-        yield
-    finally:
-        with _collecting:
-            _held_off -= 1
-            if _held_off == 0 and _was_enabled:
-                gc.enable()
-
-
-_was_enabled = True
 
 
 _spare_streams: dict[int, list[torch.cuda.Stream]] = {}

@@ -13,6 +13,7 @@ import torch
 
 from ostinato import state as activity
 from ostinato.recording.calls import Call
+from ostinato.recording.collecting import collection_held_off
 from ostinato.recording.doctor_host import Pretence
 from ostinato.recording.doctor_outside import OutsideWatch
 from ostinato.recording.doctor_trace import Operation, operation
@@ -55,7 +56,7 @@ class Run:
         outside = OutsideWatch(self.on_breach)
         phase = activity.Activity(activity.Phase.WARM_UP, observer)
         try:
-            with activity.entering(phase), observer, outside:
+            with collection_held_off(), activity.entering(phase), observer, outside:
                 self.result = body()
                 self.tracker.finish(observer.report)
         except (Exception, Stopped) as error:

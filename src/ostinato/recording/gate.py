@@ -122,11 +122,11 @@ def check_spread(spread: Sequence[float], results: Sequence[torch.Tensor], what:
         limit = tolerance_of(result.dtype)
         if gap > limit:
             raise GateFailed(
-                f"result {i} of {what} differs between two direct calls by {gap:.3g}, more than the "
-                f"order of sums explains ({limit:.3g})",
+                f"result {i} of {what} differs between two direct calls by {gap:.3g}, more than "
+                f"the order of sums explains ({limit:.3g})",
                 rule="gate-not-repeatable",
-                fix="something outside of torch changes from call to call: Python's or numpy's random "
-                "numbers, a clock, a counter; pass it in as an argument",
+                fix="something outside of torch changes from call to call: Python's or numpy's "
+                "random numbers, a clock, a counter; pass it in as an argument",
             )
 
 

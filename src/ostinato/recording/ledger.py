@@ -17,6 +17,7 @@ from itertools import chain, count
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ostinato.recording import rawmemory
 from ostinato.recording.survey import Slot, Survey, survey
@@ -132,7 +133,11 @@ class Ledger:
     def _install(self, found: Survey) -> None:
         slots = [*found.slots, *self._extra_slots]
         held = {id(t): t for t in chain(found.tensors, self._extra)}
-        held.update((id(s.value), s.value) for s in slots if isinstance(s.value, torch.Tensor))
+        held.update(
+            (id(s.value), s.value)
+            for s in slots
+            if isinstance(s.value, torch.Tensor) and not is_lazy(s.value)
+        )
         signature = tuple(_fingerprint(s.value) for s in slots)
         variant = self._variants.pop(signature, None)
         variant = next(self._numbers) if variant is None else variant

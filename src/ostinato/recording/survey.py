@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
 
 MAX_CONTAINER_ITEMS = 4096
 """Of larger containers only the length is watched: reading them would cost more than the replay."""
@@ -112,7 +113,8 @@ class _Walker:
 
     def _expand(self, value: Any, label: str) -> None:
         if isinstance(value, torch.Tensor):
-            self.result.tensors.append(value)
+            if not is_lazy(value):  # a parameter without shape and memory yet
+                self.result.tensors.append(value)
         elif isinstance(value, torch.nn.Module):
             self._module(value, label)
         elif isinstance(value, types.FunctionType):
