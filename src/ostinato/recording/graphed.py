@@ -80,6 +80,7 @@ class Graphed:
         self._gate_inputs = gate_inputs
         self._served: dict[torch.device, Served] = {}
         self._only: Served | None = None
+        self._lock = threading.Lock()
         self._is_named = bool(self._grows or self._writes)
         self._signature = inspect.signature(_called(fn)) if self._is_named else None
         self._check_names()
@@ -163,6 +164,11 @@ class Graphed:
     def _served_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Served:
         if self._only is not None:
             return self._only
+        with self._lock:
+            return self._only or self._begin(args, kwargs)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Served:
+        """Put the callable in service where its first call computes; under the lock."""
         tensors: list[torch.Tensor] = []
         tree.flatten((args, dict(kwargs)), tensors)
         device = self._device(tensors)
