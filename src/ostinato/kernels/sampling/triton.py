@@ -36,7 +36,7 @@ def _relative(x, largest):
 @triton.jit
 def _to_float(key):
     """The float whose place among all floats is ``key`` (uint32)."""
-    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, ~key)
+    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
