@@ -90,11 +90,12 @@ def _section(
     cos = tl.load(cos_pointer + column, mask=column < half, other=0.0).to(tl.float32)
     sin = tl.load(sin_pointer + column, mask=column < half, other=0.0).to(tl.float32)
     first_cos = _rounded(first * cos, target, rounds_each)
-    second_sin = _rounded(-second * sin, target, rounds_each)
+    # Subtracted, not negated: Triton 3.6 writes -x as 0 - x, which loses the sign of a zero.
+    second_sin = _rounded(second * sin, target, rounds_each)
     second_cos = _rounded(second * cos, target, rounds_each)
     first_sin = _rounded(first * sin, target, rounds_each)
     _store_pairs(
-        target, first_cos + second_sin, second_cos + first_sin, half, columns, is_half, is_head
+        target, first_cos - second_sin, second_cos + first_sin, half, columns, is_half, is_head
     )
 
 

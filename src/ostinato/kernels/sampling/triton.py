@@ -36,7 +36,7 @@ def _relative(x, largest):
 @triton.jit
 def _to_float(key):
     """The float whose place among all floats is ``key`` (uint32)."""
-    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, ~key)
+    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -107,7 +107,7 @@ def sample_kernel(
         floor = _threshold(
             row_pointer, temperature, largest, floor, needed, vocabulary, columns, False
         )
-    nucleus = floor
+    nucleus = floor  # never below it: what top-p needs lies within the top k
     top_p = tl.load(top_p_pointer + row).to(tl.float64)
     if top_p < 1.0:
         total = tl.zeros((1,), tl.int64)
@@ -131,7 +131,7 @@ def sample_kernel(
     for begin in range(0, vocabulary, columns):
         token = begin + tl.arange(0, columns)
         x = _load(row_pointer, begin, vocabulary, columns, temperature)
-        is_kept = (x >= floor) & (x >= nucleus) & (_relative(x, largest) >= min_p)
+        is_kept = (x >= nucleus) & (_relative(x, largest) >= min_p)
         bits = _mix(stream ^ token.to(tl.uint32))
         uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
         score = x + tl.where(is_greedy, 0.0, -log(-log(uniform)))
