@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ostinato.errors import UnkeyableArgument
 from ostinato.recording import doctor_arguments, gate, tree
@@ -231,7 +232,8 @@ def _tensors(call: Call) -> list[torch.Tensor]:
 
 
 def _slot_tensors(slots: Sequence[Any]) -> list[torch.Tensor]:
-    return [s.value for s in slots if isinstance(s.value, torch.Tensor)]
+    held = [s.value for s in slots if isinstance(s.value, torch.Tensor)]
+    return [t for t in held if not is_lazy(t)]
 
 
 def _name(fn: Callable[..., Any]) -> str:
