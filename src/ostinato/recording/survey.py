@@ -142,7 +142,7 @@ class _Walker:
         elif not _is_library(type(value).__module__) or isinstance(value, _NAMESPACES):
             self._object(value, label)
         else:
-            self._wrapper(_attributes(value), label)
+            self._wrapper(attributes_of(value), label)
 
     def _wrapper(self, attributes: dict[str, Any], label: str) -> bool:
         """Visit what ``functools.cache`` and its like wrap; False for other objects."""
@@ -153,7 +153,7 @@ class _Walker:
         return False
 
     def _object(self, value: Any, label: str) -> None:
-        attributes = _attributes(value)
+        attributes = attributes_of(value)
         if self._wrapper(attributes, label):
             return
         if attributes:
@@ -266,7 +266,7 @@ def _names_of(code: types.CodeType) -> Iterator[str]:
             yield from _names_of(const)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     """An object's own attributes. Not ``getattr``: an object that imports or computes what it is
     asked for must not do so here.
     """
