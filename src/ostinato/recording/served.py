@@ -24,6 +24,7 @@ from ostinato.recording.key import Key, call_of, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
 from ostinato.recording.ledger import Ledger
+from ostinato.recording.quick import QuickCheck
 from ostinato.recording.region import GateCall, Region
 from ostinato.recording.request import Request
 from ostinato.recording.routes import forced as forced_route
@@ -56,6 +57,8 @@ class Served:
         self._written = tuple(sorted(region.writes))
         self._epoch = self.ledger.generation.epoch
         self._exact = self.recordings.exact
+        self._quick: QuickCheck | None = None
+        self._last: Entry | None = None
         self._is_paranoid = config.verify == "paranoid"
         self._is_plain = config.mode in ("auto", "exact") and not self._is_paranoid
 
@@ -77,8 +80,22 @@ class Served:
         """
         if current_activity() is not None or is_foreign(self._device_type):
             return direct() if direct is not None else self.region.fn(*args, **kwargs)
-        structure, tensors = call_of(args, kwargs)
         generation = self.ledger.check()
+        quick = self._quick
+        if (
+            quick is not None
+            and quick.generation == (generation, verdicts.number)
+            and not kwargs
+            and quick.admits(args)
+            and forced_route() is None
+            and self._lane.acquire()
+        ):
+            try:
+                if quick.entry.is_alive:
+                    return self._replay(quick.entry, args, None, EXACT, borrow=borrow)
+            finally:
+                self._lane.lock.release()
+        structure, tensors = call_of(args, kwargs)
         if generation.epoch != self._epoch:
             self._forget_stale(generation.epoch)
         try:
@@ -105,11 +122,20 @@ class Served:
             if lane.acquire():
                 try:
                     if entry.is_alive:
+                        self._arm(entry, key, args, kwargs)
                         return self._replay(entry, tensors, None, EXACT, borrow=borrow)
                 finally:
                     lane.lock.release()
         key = key._replace(specs=tuple([TensorSpec(*spec) for spec in key.specs]))
         return self._choose(Request(key, tensors, args, kwargs, borrow, rung, direct))
+
+    def _arm(
+        self, entry: Entry, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Prepare the short way for further calls of the key that was served twice running."""
+        is_repeated, self._last = self._last is entry, entry
+        if is_repeated and not (kwargs or key.modes[1] or self._in_place or self._written):
+            self._quick = QuickCheck.of(entry, key.generation, args)
 
     def _share_memory(self, tensors: Sequence[torch.Tensor]) -> bool:
         """True when a write to one input shows in another: their static copies are apart."""
@@ -284,6 +310,7 @@ class Served:
     def _forget_stale(self, epoch: int) -> None:
         """Recordings that read moved memory go before anything else happens."""
         with self._lane.lock:
+            self._quick = self._last = None
             self.recordings.clear()
             self._epoch = epoch
 
@@ -367,6 +394,7 @@ class Served:
     def close(self) -> None:
         """Free every recording; later calls record anew."""
         with self._lane.lock:
+            self._quick = self._last = None
             self.recordings.clear()
 
 
