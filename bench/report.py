@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 from datetime import date
@@ -16,12 +17,15 @@ RESULTS = Path(__file__).parent / "results"
 
 def circumstances() -> dict[str, Any]:
     """What a figure depends on besides the code."""
-    commit = subprocess.run(
+    asked = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    )
+    commit = os.environ.get("BENCH_COMMIT") or (
+        asked.stdout.strip() if not asked.returncode else None
+    )
     facts: dict[str, Any] = {
         "date": date.today().isoformat(),
-        "commit": commit or None,
+        "commit": commit,  # BENCH_COMMIT: for a copy of the tree without its history
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": platform.processor() or platform.machine(),

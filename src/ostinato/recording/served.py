@@ -229,6 +229,8 @@ class Served:
         if sizes is None or entry.rung is None:
             return EXACT
         first = next(iter(entry.rung))
+        if entry.hits == 0:
+            self.recordings.note_use(self.recordings.family(entry.key), tuple(entry.rung.values()))
         self.counters.add("rows_served", sizes[first])
         self.counters.add("rows_padded", entry.rung[first] - sizes[first])
         return Route("rung", "padded", tuple((a.name, n) for a, n in entry.rung.items()))
@@ -382,7 +384,7 @@ class Served:
     def _record_rungs(self, request: Request) -> Entry | None:
         family = self.recordings.family(request.key)
         asked = None if request.rung is None else rung_of(self.region.axes, request.rung)
-        rungs = family.all_rungs() if asked is None else [asked]
+        rungs = self.recordings.worth_recording(family) if asked is None else [asked]
         for rung in rungs:
             if not family.has(rung):
                 fitted = request.fitted(family.enlarge(request.tensors, rung))
