@@ -21,11 +21,12 @@ serve: setup    ## start the server on a shipped tiny model
 test: setup     ## tests that need neither a GPU nor much time
 	$(PYTEST) -n 2 -m 'not gpu and not slow and not load'
 
-check: setup    ## lint, format, types, import rules
+check: setup    ## lint, format, types, import rules; every kernel compiled for every card
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/compile_kernels.py
 
 format: setup   ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
