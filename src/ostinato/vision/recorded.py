@@ -150,6 +150,12 @@ class RecordedTower:
             self.record(rung)
             progress(done, len(self._rungs))
 
+    def entry_of(self, rung: Rung) -> Entry | None:
+        """The recording of a rung, if there is one in service."""
+        entry = self._entries.get(rung)
+        return entry if entry is not None and entry.is_alive else None
+
+    @torch.inference_mode()
     def record(self, rung: Rung) -> None:
         """Record one rung now and let packing use it."""
         examples = example_layouts(self.layouts, rung)
