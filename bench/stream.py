@@ -121,7 +121,7 @@ class Stream:
     ) -> dict[str, Any]:
         before = taken_bytes(self.setting.device)
         runner = Runner.on(self.setting.device, graph)
-        encoder, recorded = make_encoder(self.setting, runner, rungs, graph, kind)
+        encoder = make_encoder(self.setting, runner, rungs, graph, kind)[0]
         try:
             begin = time.perf_counter()
             encoder.warm_up()

@@ -75,7 +75,7 @@ def make_encoder(
 ) -> tuple[Encoder, RecordedTower]:
     """An encoder with a list of rungs of its own; nothing is recorded yet."""
     recorded = recorded_class(setting.tower, runner, graph, rungs)
-    return Encoder(recorded, NoPreprocessor(), graph), recorded  # type: ignore[arg-type]
+    return Encoder(recorded, NoPreprocessor()), recorded  # type: ignore[arg-type]
 
 
 def grid_of(config: VisionConfig, item: tuple[int, int, int]) -> Grid:

@@ -7,6 +7,7 @@ attention, with torch's own varlen kernel behind it, so that no further package 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ def _flash(
 def _each_segment(rows: Sequence[Tensor], boundaries: Sequence[int]) -> Tensor:
     """The same on the CPU, which has no varlen kernel; for trial runs of the benchmarks."""
     parts = []
-    for start, end in zip(boundaries, boundaries[1:], strict=False):
+    for start, end in pairwise(boundaries):
         if end > start:
             q, k, v = (x[start:end].transpose(0, 1)[None] for x in rows)
             out = nn.functional.scaled_dot_product_attention(q, k, v)
