@@ -13,9 +13,9 @@ from torch import nn
 from ostinato.errors import ConfigError, InputError
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
-from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.contract import EncoderOutput, Grid, Layout, VisionConfig
+from ostinato.vision.layout import check_grid
 from ostinato.vision.load import load_tower
 from ostinato.vision.preprocess import (
     ImageItem,
@@ -59,12 +59,9 @@ class Encoder:
     Made by ``load_encoder``. ``config`` holds the tower's sizes.
     """
 
-    def __init__(
-        self, recorded: RecordedTower, preprocessor: Preprocessor, graph: GraphConfig
-    ) -> None:
+    def __init__(self, recorded: RecordedTower, preprocessor: Preprocessor) -> None:
         self._recorded = recorded
         self._preprocessor = preprocessor
-        self._graph = graph
 
     @property
     def config(self) -> VisionConfig:
@@ -133,28 +130,38 @@ class Encoder:
         (frames, rows, columns) in patches per item; a host tensor or numbers (a device tensor
         would have to be waited for: ``InputError``).
         """
-        grids = _host_grids(grid_thw)
+        grids = [check_grid(grid, self.config.merge_size) for grid in _host_grids(grid_thw)]
         counts = [t * h * w for t, h, w in grids]
         if pixel_values.dim() != 2 or pixel_values.shape[0] != sum(counts):
             raise InputError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({sum(counts)}, "
                 f"{self.config.patch_width}) for the grids {grids}"
             )
-        return self._encode(list(torch.split(pixel_values, counts)), grids)
+        parts = list(torch.split(pixel_values, counts)) if grids else []
+        return self._encode(parts, grids, pixel_values)
 
-    def _encode(self, values: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[Encoded]:
+    def _encode(
+        self,
+        values: Sequence[torch.Tensor],
+        grids: Sequence[Grid],
+        whole: torch.Tensor | None = None,
+    ) -> list[Encoded]:
+        """``whole``: all values in one tensor, where there is one."""
         recorded = self._recorded
-        layouts = [recorded.layouts.exact([grid]) for grid in grids]
-        packing = recorded.packer.pack([recorded.load_of(layout) for layout in layouts])
+        packing = recorded.packer.pack(
+            [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
+        )
         results: list[list[Encoded]] = []
         with torch.inference_mode():
             for call, parts in zip(packing.calls, packing.split(values), strict=True):
                 layout = recorded.layouts.exact([grids[i] for i in call.items])
+                if whole is not None and len(packing.calls) == 1:
+                    parts = [whole]
                 patches = self._on_device(parts, layout)
-                output = recorded.run(patches, layout, recorded.rung_for(call.rung))
-                route = _named(recorded.route(), layout, call.rung is not None)
+                rung = None if call.rung is None else call.rung.source
+                output, route = recorded.run(patches, layout, rung)
                 results.append(_split(output, layout, route))
-                recorded.note(layout, self._graph.promote_hits)
+                recorded.note(layout)
         return packing.restore(results)
 
     def _on_device(self, parts: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
@@ -163,9 +170,10 @@ class Encoder:
         """
         width = self.config.patch_width
         for part in parts:
-            if part.dim() != 2 or part.shape[1] != width:
+            if part.dim() != 2 or part.shape[1] != width or not part.is_floating_point():
                 raise InputError(
-                    f"patches have shape {tuple(part.shape)}; expected (patches, {width})"
+                    f"patches are {part.dtype} {tuple(part.shape)}; expected floating (patches, "
+                    f"{width})"
                 )
         device, dtype = self.device, self.dtype
         if device.type == "cuda" and not any(part.is_cuda for part in parts):
@@ -218,19 +226,13 @@ def load_encoder(
     graph = graph or GraphConfig()
     tower = load_tower(model, device=_device_of(model, device), dtype=dtype).eval()
     where = next(tower.parameters()).device
-    runner = _runner(where, graph)
+    runner = shared_runner(where, graph)
     rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
     recorded = RecordedTower(tower, runner, graph, rungs)
-    encoder = Encoder(
-        recorded, Preprocessor(_processing(model, tower.config), workers=workers), graph
-    )
+    encoder = Encoder(recorded, Preprocessor(_processing(model, tower.config), workers=workers))
     if warm_up and graph.mode != "off":
         encoder.warm_up(progress)
     return encoder
-
-
-def _runner(device: torch.device, graph: GraphConfig) -> Runner:
-    return shared_runner(device, graph)
 
 
 def _device_of(model: Any, device: str | torch.device) -> str | torch.device | None:
@@ -247,15 +249,18 @@ def _processing(model: Any, config: VisionConfig) -> Any:
     return default_config(config.model_type)
 
 
-def _host_grids(grid_thw: torch.Tensor | Sequence[Sequence[int]]) -> list[Grid]:
+def _host_grids(grid_thw: torch.Tensor | Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
     if isinstance(grid_thw, torch.Tensor):
         if grid_thw.device.type != "cpu":
             raise InputError(
                 f"grid_thw is on {grid_thw.device}; expected a host tensor, since reading it from "
                 "the device would wait for the device"
             )
-        grid_thw = grid_thw.tolist()
-    return [(int(t), int(h), int(w)) for t, h, w in grid_thw]
+        if grid_thw.dim() != 2 or grid_thw.shape[1] != 3:
+            raise InputError(f"grid_thw has shape {tuple(grid_thw.shape)}; expected (items, 3)")
+        numbers: list[list[int]] = grid_thw.tolist()
+        return numbers
+    return grid_thw
 
 
 def _has(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
@@ -267,14 +272,6 @@ def _fill(staged: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
     for part in parts:
         staged[start : start + part.shape[0]].copy_(part)
         start += part.shape[0]
-
-
-def _named(route: Route | None, layout: Layout, was_planned: bool) -> Route:
-    """A recording without padding is the exact route, whatever it was recorded as."""
-    assert route is not None
-    if route.route == "rung" and dict(route.rung).get("patches") == layout.num_patches:
-        return Route("exact", "recorded", route.rung)
-    return route
 
 
 def _split(output: EncoderOutput, layout: Layout, route: Route) -> list[Encoded]:
