@@ -44,7 +44,7 @@ test-slow: setup ## tests that take more than ten seconds each
 bench: setup    ## run every benchmark in bench/
 	@$(BIN)/python scripts/benchmarks.py run
 
-bench-report: setup ## list the results in bench/results/
+bench-report: setup ## list the results in bench/results/, draw the pictures in docs/
 	@$(BIN)/python scripts/benchmarks.py report
 
 size:           ## lines of Python per folder

@@ -40,6 +40,8 @@ UNTIMED_CALL = 1000.0
 few calls.
 """
 
+_REASONS = ("padded", "recorded")
+
 HOST_LAYOUT_BYTES = 64 << 20
 
 
@@ -109,9 +111,11 @@ class RecordedTower:
         route = self._served.counters.last()
         if route is None:  # inside another recording, where nothing is counted
             return result, Route("direct", "inside another recording")
-        if route.route == "rung" and has_same_kernels(layout.size, rung):
-            route = Route("exact", "recorded", route.rung)
-        return result, route
+        if route.route != "rung":
+            return result, route
+        is_exact = has_same_kernels(layout.size, rung)
+        sizes = (("patches", rung.num_patches), ("segments", rung.num_segments))
+        return result, Route("exact" if is_exact else "rung", _REASONS[is_exact], sizes)
 
     def _why_direct(self, layout: Layout, rung: Rung | None) -> str:
         if self._config.mode == "off":
@@ -247,17 +251,19 @@ class RecordedTower:
 
     def _new_plan(self) -> tuple[Packer, tuple[Entry, ...]]:
         self._entries = {rung: e for rung, e in self._entries.items() if e.is_alive}
-        timed = [self._timed(rung, entry) for rung, entry in self._entries.items()]
+        timed = [self.timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
         return Packer(timed, self._direct_us), tuple(self._entries.values())
 
-    def _timed(self, rung: Rung, entry: Entry) -> TimedRung:
-        """The tail takes a segment, and a window that need not be full."""
+    def timed(self, rung: Rung, recorded_us: float | None) -> TimedRung:
+        """A rung as packing knows it. The tail takes a segment, and a window that need not be
+        full.
+        """
         capacity = Load(
             rung.num_patches, rung.num_segments, _spare_rows(rung, self._window), 1 << 30
         )
         tail = Load(0, 1, max(self._window - 1, 0), 0)
         untimed_us = UNTIMED_CALL + rung.num_patches
-        time_us = entry.recorded_us if entry.recorded_us is not None else untimed_us
+        time_us = recorded_us if recorded_us is not None else untimed_us
         return TimedRung(capacity, time_us, tail, source=rung)
 
     def _direct_us(self, load: Load) -> float:
