@@ -17,7 +17,7 @@ import torch
 
 from ostinato import state
 from ostinato.errors import CaptureFailed, RecordingRefused
-from ostinato.recording import cuda_census, cuda_heal
+from ostinato.recording import cuda_census, cuda_heal, cuda_sync
 from ostinato.recording.backend import Body
 from ostinato.recording.collecting import collection_held_off
 
@@ -83,7 +83,7 @@ class CudaPool:
             )
         direct_kernels = self._count(body)
         capture = _Capture(self._pool.id, generators)
-        with collection_held_off():
+        with collection_held_off(), cuda_sync.gate.capturing():
             activity = state.Activity(state.Phase.RECORDING, capture)
             error = capture.run(body, activity)
         if error is not None:
@@ -250,6 +250,7 @@ class CudaBackend:
         self._is_closed = False
 
     def attach(self) -> None:
+        cuda_sync.install()
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self.stream)
         _warm_libraries(self.device)
