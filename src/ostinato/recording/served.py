@@ -23,7 +23,7 @@ from ostinato.recording.foreign import is_foreign
 from ostinato.recording.key import Key, call_of, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
-from ostinato.recording.ledger import Ledger
+from ostinato.recording.ledger import Generation, Ledger
 from ostinato.recording.quick import QuickCheck
 from ostinato.recording.region import GateCall, Region
 from ostinato.recording.request import Request
@@ -47,7 +47,7 @@ class Served:
         self.region = region
         self.config = config
         self.counters = Counters()
-        self.ledger = Ledger(region.fn)
+        self.ledger = Ledger(region.fn, is_private=region.is_private)
         self.recordings = Collection(runner, region, config, self.ledger, self.counters)
         self._lane = runner.lane
         self._cache = runner.cache
@@ -128,6 +128,54 @@ class Served:
                     lane.lock.release()
         key = key._replace(specs=tuple([TensorSpec(*spec) for spec in key.specs]))
         return self._choose(Request(key, tensors, args, kwargs, borrow, rung, direct))
+
+    def call_entry(
+        self,
+        entry: Entry,
+        tensors: Sequence[torch.Tensor],
+        sizes: Sizes,
+        route: Route,
+        direct: Callable[[], Any],
+    ) -> Any:
+        """Serve one call by a rung that its caller has found and padded for; no key is made.
+
+        ``tensors`` are the inputs in the order and of the description that the rung was recorded
+        with (but for the growing lengths, which ``sizes`` tell); ``direct`` makes the same call
+        without padding, and serves it where the recording may not.
+        """
+        if current_activity() is not None or is_foreign(self._device_type):
+            return direct()
+        generation = self.ledger.check()
+        if generation.epoch != self._epoch:
+            self._forget_stale(generation.epoch)
+        reason = self._why_not_entry(entry, generation)
+        if reason is None and not self._lane.acquire():
+            reason = "the lane is recording"
+        if reason is not None:
+            return self.call_directly(reason, direct)
+        try:
+            if not entry.is_alive:
+                return self.call_directly("the recording was evicted", direct)
+            self.counters.count_rows(*self._rows_of(entry, sizes))
+            return self._replay(entry, tensors, sizes, route, borrow=False)
+        finally:
+            self._lane.lock.release()
+
+    def _why_not_entry(self, entry: Entry, generation: Generation) -> str | None:
+        if forced_route() == "direct":
+            return "forced"
+        if entry.key.generation != (generation, verdicts.number):
+            return "what the region reads has changed"
+        if entry.key.modes != numeric_modes(self._device_type):
+            return "recorded in another mode"
+        return None
+
+    @staticmethod
+    def _rows_of(entry: Entry, sizes: Sizes) -> tuple[int, int]:
+        """Real and padding rows of a call, along the first axis."""
+        rung = entry.rung or {}
+        first = next(iter(rung))
+        return sizes[first], rung[first] - sizes[first]
 
     def _arm(
         self, entry: Entry, key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -227,11 +275,9 @@ class Served:
     def _route_of(self, entry: Entry, sizes: Sizes | None) -> Route:
         if sizes is None or entry.rung is None:
             return EXACT
-        first = next(iter(entry.rung))
         if entry.hits == 0:
             self.recordings.note_use(self.recordings.family(entry.key), tuple(entry.rung.values()))
-        self.counters.add("rows_served", sizes[first])
-        self.counters.add("rows_padded", entry.rung[first] - sizes[first])
+        self.counters.count_rows(*self._rows_of(entry, sizes))
         return Route("rung", "padded", tuple((a.name, n) for a, n in entry.rung.items()))
 
     def _reason_for_direct(self, request: Request, forced: str | None) -> str | None:

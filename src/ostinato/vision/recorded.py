@@ -42,6 +42,8 @@ few calls.
 
 _REASONS = ("padded", "recorded")
 
+_SERVED_BY_RUNG = Route("rung", "padded")
+
 HOST_LAYOUT_BYTES = 64 << 20
 
 
@@ -82,6 +84,7 @@ class RecordedTower:
             fn=self.tower,
             grows={0: {0: Grows(self._axis)}},
             uploads=frozenset(range(1, 1 + num_arrays)),
+            is_private=True,
             result_growth=[{0: tokens}] * (1 + len(config.deepstack_blocks)),
         )
 
@@ -101,13 +104,19 @@ class RecordedTower:
             reason = self._why_direct(layout, rung)
             result = self._served.call_directly(reason, direct)
             return result, Route("direct", reason)
-        padded = self.layouts.padded(layout, rung)
-        result = self._served.call(
-            (patches, self._on_host(padded).tensors),
-            _bounds(rung),
-            rung={self._axis: rung.num_patches},
-            direct=direct,
-        )
+        padded = self._on_host(self.layouts.padded(layout, rung)).tensors
+        entry = self.entry_of(rung)
+        if entry is None or self._config.verify == "paranoid":
+            result = self._served.call(
+                (patches, padded),
+                _bounds(rung),
+                rung={self._axis: rung.num_patches},
+                direct=direct,
+            )
+        else:
+            inputs = [patches, *(t for t in padded if t is not None)]
+            used = {self._axis: layout.size.num_patches}
+            result = self._served.call_entry(entry, inputs, used, _SERVED_BY_RUNG, direct)
         route = self._served.counters.last()
         if route is None:  # inside another recording, where nothing is counted
             return result, Route("direct", "inside another recording")
