@@ -137,8 +137,8 @@ class Encoder:
                 f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({sum(counts)}, "
                 f"{self.config.patch_width}) for the grids {grids}"
             )
-        parts = list(torch.split(pixel_values, counts)) if grids else []
-        return self._encode(parts, grids, pixel_values)
+        parts = [pixel_values] if len(grids) == 1 else list(torch.split(pixel_values, counts))
+        return self._encode(parts if grids else [], grids, pixel_values)
 
     def _encode(
         self,
