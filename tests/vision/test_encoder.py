@@ -41,8 +41,8 @@ def tiny(request: pytest.FixtureRequest) -> Iterator[tuple[Encoder, RecordedTowe
     encoder.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(requests=st.lists(batches(), min_size=2, max_size=5), order=st.randoms())
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(requests=st.lists(batches(), min_size=2, max_size=3), order=st.randoms())
 def test_each_batch_equals_its_direct_call_in_any_order(
     tiny: tuple[Encoder, RecordedTower], requests: list[list[Grid]], order: Any
 ) -> None:

@@ -137,8 +137,8 @@ class Encoder:
                 f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({sum(counts)}, "
                 f"{self.config.patch_width}) for the grids {grids}"
             )
-        parts = list(torch.split(pixel_values, counts)) if grids else []
-        return self._encode(parts, grids, pixel_values)
+        parts = [pixel_values] if len(grids) == 1 else list(torch.split(pixel_values, counts))
+        return self._encode(parts if grids else [], grids, pixel_values)
 
     def _encode(
         self,
@@ -275,10 +275,12 @@ def _fill(staged: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 
 def _split(output: EncoderOutput, layout: Layout, route: Route) -> list[Encoded]:
-    """One result per item, in the layout's order; direct results are cut to the real rows."""
+    """One result per item, in the layout's order."""
+    if len(layout.grids) == 1:
+        return [Encoded(output.embeddings, tuple(output.deepstack), layout.grids[0], route)]
     tokens = list(layout.item_tokens)
-    main = torch.split(output.embeddings[: layout.num_tokens], tokens)
-    levels = [torch.split(level[: layout.num_tokens], tokens) for level in output.deepstack]
+    main = torch.split(output.embeddings, tokens)
+    levels = [torch.split(level, tokens) for level in output.deepstack]
     return [
         Encoded(main[i], tuple(level[i] for level in levels), grid, route)
         for i, grid in enumerate(layout.grids)

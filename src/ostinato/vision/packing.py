@@ -142,6 +142,8 @@ class Packer:
 
     def pack(self, items: Sequence[Load]) -> Packing:
         """Serve every item exactly once, at the least sum of times that is found."""
+        if len(items) == 1:
+            return Packing((self._call([0], items),))
         places = sorted(range(len(items)), key=lambda place: -items[place].num_tokens)
         ordered = [items[place] for place in places]
         search = self._all_partitions if len(items) <= EXACT_UP_TO else self._splits_in_order
