@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -27,6 +29,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class BodyTooLarge(InputError):
     """A request body above the limit (413)."""
+
+
+class UnknownModel(InputError):
+    """A model that this server does not have (404)."""
+
+
+class RefusedItem(InputError):
+    """One of several items of a request cannot be served; ``place`` is where it stands."""
+
+    def __init__(self, place: str, cause: InputError) -> None:
+        self.place = place
+        super().__init__(f"{place}: {cause}")
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -48,26 +62,38 @@ def has_key(request: Request, api_key: str) -> bool:
     return hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode())
 
 
+def error_body(
+    message: str, kind: str, code: str | None, param: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's form of an error. ``code``: the rule that was broken."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def rule_of(error: Exception) -> str | None:
+    """``broken-image`` of ``[broken-image] ...``; a place may stand before it."""
+    found = re.search(r"(?:^|: )\[([a-z0-9-]+)\] ", str(error))
+    return found[1] if found else None
+
+
 def error_reply(error: Exception, request_id: str) -> JSONResponse:
     """The status and the words a client gets for an error."""
-    headers = {}
-    if isinstance(error, BodyTooLarge):
-        status, message = 413, str(error)
-    elif isinstance(error, InputError):
-        status, message = 400, str(error)
-    elif isinstance(error, Overloaded):
-        status, message = 503, str(error)
-        headers["Retry-After"] = str(error.retry_after_s)
-    elif isinstance(error, CancelledError):
-        status, message = 503, "the server is stopping"
-        headers["Retry-After"] = "1"
-    else:
-        status, message = 500, f"internal error {request_id}"
-        logger.error("request %s failed", request_id, exc_info=error)
-    content = {"error": {"message": message, "type": type(error).__name__, "code": status}}
-    if status == 500:
-        content["error"]["type"] = "InternalError"
-    return JSONResponse(content, status, headers)
+    if isinstance(error, InputError):
+        status, code = 400, rule_of(error)
+        if isinstance(error, BodyTooLarge):
+            status, code = 413, "request-too-large"
+        elif isinstance(error, UnknownModel):
+            status, code = 404, "model_not_found"
+        param = error.place if isinstance(error, RefusedItem) else None
+        return JSONResponse(error_body(str(error), "invalid_request_error", code, param), status)
+    if isinstance(error, Overloaded | CancelledError):
+        message, retry_after_s = "the server is stopping", 1
+        if isinstance(error, Overloaded):
+            message, retry_after_s = str(error), error.retry_after_s
+        headers = {"Retry-After": str(retry_after_s)}
+        return JSONResponse(error_body(message, "server_error", "overloaded"), 503, headers)
+    logger.error("request %s failed", request_id, exc_info=error)
+    message = f"internal error {request_id}"
+    return JSONResponse(error_body(message, "server_error", "internal_error"), 500)
 
 
 def install_guard(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
@@ -76,10 +102,13 @@ def install_guard(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> N
     @app.middleware("http")
     async def guard(request: Request, call_next: Handler) -> Response:
         request_id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
+        request.state.request_id = request_id
         needs_key = settings.api_key is not None and request.url.path not in OPEN_PATHS
         response: Response
         if needs_key and not has_key(request, settings.api_key or ""):
-            content = {"error": {"message": "wrong or missing API key", "code": 401}}
+            content = error_body(
+                "wrong or missing API key", "invalid_request_error", "invalid_api_key"
+            )
             response = JSONResponse(content, 401, {"WWW-Authenticate": "Bearer"})
         else:
             try:
