@@ -116,6 +116,8 @@ def _compare(encoder: ostinato.Encoder, file: str) -> Comparison:
     (served,) = encoder.encode_items([prepared])
     with ostinato.route("direct"):
         (direct,) = encoder.encode_items([prepared])
+    if direct.route.route != "direct":
+        raise RuntimeError(f"a forced direct call was served by route {direct.route.route}")
     ours, theirs = to_host(served.packed), to_host(direct.packed)
     difference = float(np.abs(ours - theirs).max())
     largest = float(np.abs(theirs).max())

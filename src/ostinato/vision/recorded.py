@@ -95,7 +95,7 @@ class RecordedTower:
         if rung is None or not fits(layout, rung):
             args, kwargs = (patches, self._on_host(layout)), _bounds(size)
             result: EncoderOutput = self._served.call_directly(
-                "nothing recorded is faster" if rung is None else "does not fit the rung",
+                self._why_direct(rung),
                 args,
                 kwargs,
             )
@@ -108,6 +108,11 @@ class RecordedTower:
             direct=self._direct(patches, layout),
         )
         return result
+
+    def _why_direct(self, rung: Rung | None) -> str:
+        if self._config.mode == "off":
+            return "recordings are off"
+        return "nothing recorded is faster" if rung is None else "does not fit the rung"
 
     def route(self) -> Route | None:
         """How this thread's last call was served."""
