@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
 import uvicorn
@@ -14,6 +15,15 @@ from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
 
 WARM_UP_LIMIT_S = 3600.0
+
+
+def wait_until_listening(server: uvicorn.Server, limit_s: float = 60.0) -> None:
+    """A warm-up may be over before the socket listens."""
+    deadline_s = time.monotonic() + limit_s
+    while not (server.started or server.should_exit):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"the server does not listen after {limit_s:.0f} s")
+        time.sleep(0.005)
 
 
 def run_server(
@@ -40,6 +50,7 @@ def run_server(
             phase = device.wait_until_settled(WARM_UP_LIMIT_S)
             if phase is not Phase.READY:
                 raise RuntimeError(f"the warm-up ended as {phase.value}: {device.error}")
+            wait_until_listening(server)
             if is_greeting:
                 greet(settings, echo)
             if not is_once:
