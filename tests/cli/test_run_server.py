@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 
 import pytest
@@ -87,6 +88,23 @@ def test_without_once_it_keeps_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ServerSettings(port=0)
     assert run_server(StubService(), settings, is_once=False, is_greeting=False, echo=echo) == 0
     assert statuses == [200]
+
+
+def test_replies_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections inherit TCP_NODELAY: without it a reply waits 40 ms for an acknowledgement."""
+    import uvicorn
+
+    nodelay: list[int] = []
+
+    def run(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        sockets[0].listen()
+        with socket.create_connection(sockets[0].getsockname()), sockets[0].accept()[0] as accepted:
+            nodelay.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        self.should_exit = True
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    run_server(StubService(), ServerSettings(port=0), is_once=True, echo=lambda line: None)
+    assert nodelay == [1]
 
 
 def test_the_greetings_answers_are_those_of_encode(recorded: ostinato.Encoder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -41,6 +42,8 @@ def run_server(
         app, host=settings.host, port=settings.port, log_level="warning", ws="none", lifespan="on"
     )
     listener = config.bind_socket()
+    # asyncio does this for sockets that it made itself; without it every reply waits 40 ms
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     settings = replace(settings, port=listener.getsockname()[1])
     server = uvicorn.Server(config)
     failures: list[str] = []
