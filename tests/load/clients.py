@@ -98,8 +98,8 @@ class Outcome:
     health_ms: list[float] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def p99_ms(self) -> float:
-        return float(np.percentile(self.health_ms, 99))
+    def percentile_ms(self, percent: float) -> float:
+        return float(np.percentile(self.health_ms, percent))
 
 
 def post(connection: http.client.HTTPConnection, parts: list[dict[str, Any]]) -> Any:
