@@ -143,3 +143,12 @@ def test_the_key_guards_everything_but_health(service: StubService) -> None:
             "/pooling", json=pooling(CONTENT), headers={"Authorization": "Bearer k1"}
         )
         assert right.status_code == 200
+
+
+def test_unknown_paths_and_methods_get_the_same_form(client: TestClient) -> None:
+    missing, wrong = client.get("/v1/missing"), client.get("/pooling")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert missing.json()["error"]["message"] == "Not Found"
+    assert wrong.json()["error"]["type"] == "invalid_request_error"
+    assert len(missing.headers["x-request-id"]) == 32
+    assert metric(client, 'ostinato_refusals_total{status="405"}') == 1

@@ -9,12 +9,14 @@ import hmac
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ostinato.errors import InputError, Overloaded
 from ostinato.serve.metrics import Metrics
@@ -23,8 +25,6 @@ from ostinato.serve.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz"})
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class BodyTooLarge(InputError):
@@ -96,26 +96,59 @@ def error_reply(error: Exception, request_id: str) -> JSONResponse:
     return JSONResponse(error_body(message, "server_error", "internal_error"), 500)
 
 
-def install_guard(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
-    """Wrap every route of the app."""
+class Guard:
+    """Wraps the whole app. Plain ASGI: the chunks of a body pass without another queue."""
 
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Handler) -> Response:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or let the app answer, with the request's id."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
         request_id = request.headers.get("x-request-id", "")[:64] or uuid.uuid4().hex
         request.state.request_id = request_id
-        needs_key = settings.api_key is not None and request.url.path not in OPEN_PATHS
-        response: Response
-        if needs_key and not has_key(request, settings.api_key or ""):
-            content = error_body(
-                "wrong or missing API key", "invalid_request_error", "invalid_api_key"
-            )
-            response = JSONResponse(content, 401, {"WWW-Authenticate": "Bearer"})
-        else:
-            try:
-                response = await call_next(request)
-            except Exception as error:
-                response = error_reply(error, request_id)
-        if response.status_code >= 400 and request.url.path not in OPEN_PATHS:
-            metrics.count_refusal(response.status_code)
-        response.headers["x-request-id"] = request_id
-        return response
+        is_open = request.url.path in OPEN_PATHS
+        has_begun = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if message["status"] >= 400 and not is_open:
+                    self._metrics.count_refusal(message["status"])
+            await send(message)
+
+        api_key = self._settings.api_key
+        if api_key is not None and not is_open and not has_key(request, api_key):
+            await _no_key()(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if has_begun:
+                raise
+            await error_reply(error, request_id)(scope, receive, send_with_id)
+
+
+def _no_key() -> JSONResponse:
+    content = error_body("wrong or missing API key", "invalid_request_error", "invalid_api_key")
+    return JSONResponse(content, 401, {"WWW-Authenticate": "Bearer"})
+
+
+async def _http_error(_: Request, error: Exception) -> JSONResponse:
+    """What the router itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    content = error_body(str(error.detail), "invalid_request_error", None)
+    return JSONResponse(content, error.status_code, error.headers)
+
+
+def install_guard(app: FastAPI, settings: ServerSettings, metrics: Metrics) -> None:
+    """Wrap every route of the app."""
+    app.add_middleware(Guard, settings=settings, metrics=metrics)
+    app.add_exception_handler(HTTPException, _http_error)
