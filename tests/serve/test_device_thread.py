@@ -175,7 +175,12 @@ def test_bytes_that_wait_are_bounded(service: StubService) -> None:
         service.may_serve.set()
         for future in (first, *second):
             future.result(10)
-        assert device.submit(image(3)).result(10).outputs["embeddings"][0, 0] == 3
+        service.may_serve.clear()  # what was served is no longer counted
+        later = [device.submit(image(3))]
+        wait_for(lambda: len(service.batches) == 3)
+        later += [device.submit(image(value)) for value in (4, 5)]
+        service.may_serve.set()
+        assert [f.result(10).outputs["embeddings"][0, 0] for f in later] == [3, 4, 5]
     finally:
         service.may_serve.set()
         device.stop()
