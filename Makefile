@@ -1,7 +1,7 @@
 # One command per need. Everything runs in .venv, which the first command makes.
 PYTHON ?= python3
 DEVICE ?= auto
-MODEL  ?= tiny-photograph
+MODEL  ?= tiny-qwen3-vl
 PORT   ?= 30000
 BIN    := .venv/bin
 # One OpenMP thread per worker: two workers do not fight over the cores, and sums repeat.
@@ -15,7 +15,7 @@ help:           ## this list
 setup:          ## make or refresh .venv (quick when nothing changed); DEVICE=auto|cpu|cuda
 	@$(PYTHON) scripts/setup_env.py --device $(DEVICE)
 
-serve: setup    ## start the server on a shipped tiny model
+serve: setup    ## start the encoder server on a shipped tiny model
 	@$(BIN)/ostinato serve --model $(MODEL) --device $(DEVICE) --port $(PORT)
 
 test: setup     ## tests that need neither a GPU nor much time

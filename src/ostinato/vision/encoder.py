@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ostinato.vision.load import load_tower
 from ostinato.vision.preprocess import (
     ImageItem,
     ImageOptions,
+    Limits,
     Patches,
     Preprocessor,
     VideoItem,
@@ -51,6 +53,19 @@ class Encoded:
         if not self.deepstack:
             return self.embeddings
         return torch.cat([self.embeddings, *self.deepstack], dim=1)
+
+
+class _Stages:
+    """Adds the time since the last stage ended to the stage that ends now."""
+
+    def __init__(self, stage_ms: dict[str, float] | None) -> None:
+        self._stage_ms = {} if stage_ms is None else stage_ms
+        self._since_s = time.perf_counter()
+
+    def ends(self, stage: str) -> None:
+        now_s = time.perf_counter()
+        self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + (now_s - self._since_s) * 1e3
+        self._since_s = now_s
 
 
 class Encoder:
@@ -117,9 +132,15 @@ class Encoder:
         encoded = iter(self.encode_items(good) if good else ())
         return [next(encoded) if isinstance(p, Patches) else p for p in prepared]
 
-    def encode_items(self, items: Sequence[Patches]) -> list[Encoded]:
-        """Encode what a ``Preprocessor`` made, in order."""
-        return self._encode([p.tensor for p in items], [p.grid_thw for p in items])
+    def encode_items(
+        self, items: Sequence[Patches], *, stage_ms: dict[str, float] | None = None
+    ) -> list[Encoded]:
+        """Encode what a ``Preprocessor`` made, in order.
+
+        Milliseconds of the host are added to ``stage_ms`` under ``pack``, ``upload``, ``replay``;
+        on a GPU none of them waits for the device.
+        """
+        return self._encode([p.tensor for p in items], [p.grid_thw for p in items], stage_ms=stage_ms)
 
     def encode_patches(
         self, pixel_values: torch.Tensor, grid_thw: torch.Tensor | Sequence[Sequence[int]]
@@ -145,23 +166,28 @@ class Encoder:
         values: Sequence[torch.Tensor],
         grids: Sequence[Grid],
         whole: torch.Tensor | None = None,
+        stage_ms: dict[str, float] | None = None,
     ) -> list[Encoded]:
         """``whole``: all values in one tensor, where there is one."""
-        recorded = self._recorded
+        recorded, clock = self._recorded, _Stages(stage_ms)
         packing = recorded.packer.pack(
             [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
         )
         results: list[list[Encoded]] = []
+        clock.ends("pack")
         with torch.inference_mode():
             for call, parts in zip(packing.calls, packing.split(values), strict=True):
                 layout = recorded.layouts.exact([grids[i] for i in call.items])
                 if whole is not None and len(packing.calls) == 1:
                     parts = [whole]
+                clock.ends("pack")
                 patches = self._on_device(parts, layout)
+                clock.ends("upload")
                 rung = None if call.rung is None else call.rung.source
                 output, route = recorded.run(patches, layout, rung)
                 results.append(_split(output, layout, route))
                 recorded.note(layout)
+                clock.ends("replay")
         return packing.restore(results)
 
     def _on_device(self, parts: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
@@ -209,6 +235,7 @@ def load_encoder(
     top_patches: int = TOP_PATCHES,
     warm_up: bool = True,
     workers: int = 2,
+    limits: Limits | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Encoder:
     """Load a vision tower and put it behind recordings.
@@ -217,7 +244,8 @@ def load_encoder(
     module (a tower or a model that has one). ``device``: ``auto`` is the module's own, else the GPU
     where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
     size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
-    size by size). Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    size by size). ``limits``: what one image or video may cost. Raises
+    ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
     if numerics not in ("fast", "reference"):
         raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
@@ -229,7 +257,10 @@ def load_encoder(
     runner = shared_runner(where, graph)
     rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
     recorded = RecordedTower(tower, runner, graph, rungs)
-    encoder = Encoder(recorded, Preprocessor(_processing(model, tower.config), workers=workers))
+    preprocessor = Preprocessor(
+        _processing(model, tower.config), limits=limits or Limits(), workers=workers
+    )
+    encoder = Encoder(recorded, preprocessor)
     if warm_up and graph.mode != "off":
         encoder.warm_up(progress)
     return encoder
