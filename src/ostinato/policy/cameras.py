@@ -109,7 +109,8 @@ class Arrangement:
         """Reflected to the right and at the bottom, without repeating the edge."""
         bottom = self.canvas_hw[0] - frame.shape[1]
         right = self.canvas_hw[1] - frame.shape[2]
-        return F.pad(frame[None], (0, right, 0, bottom), mode="reflect")[0]
+        padded: Tensor = F.pad(frame[None], (0, right, 0, bottom), mode="reflect")[0]
+        return padded
 
     def _single(self, frames: Sequence[Tensor]) -> Tensor:
         return resize(frames[0], self.canvas_hw)
@@ -175,19 +176,22 @@ def to_frame(image: Any, name: str) -> Tensor:
         low, high = chw.aminmax()
         if not (low >= 0 and high <= 1):
             raise InputError(f"{name} has values {low.item()} to {high.item()}; expected 0 to 1")
-        return chw.float().contiguous()
+        values: Tensor = chw.float().contiguous()
+        return values
     if chw.dtype == torch.bool or chw.amin() < 0 or chw.amax() > 255:
         raise InputError(f"{name} holds {chw.dtype} values outside 0 to 255")
-    return chw.float().contiguous() / 255
+    values = chw.float().contiguous() / 255
+    return values
 
 
 def resize(frame: Tensor, hw: tuple[int, int], *, antialias: bool = True) -> Tensor:
     """Bilinear without aligned corners; a frame of the right size is returned as it is."""
     if tuple(frame.shape[1:]) == hw:
         return frame
-    return F.interpolate(
+    resized: Tensor = F.interpolate(
         frame[None], hw, mode="bilinear", align_corners=False, antialias=antialias
     )[0]
+    return resized
 
 
 def _from_array(image: Any) -> Tensor:

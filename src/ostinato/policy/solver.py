@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import expm1, log
 from struct import pack, unpack
 from typing import NamedTuple
@@ -138,7 +139,7 @@ def _euler(num_steps: int, shift: float) -> Schedule:
     """``x + (t_next - t) v``, the model's time being t itself."""
     times = [_shifted(1 - i / num_steps, shift) for i in range(num_steps + 1)]
     steps = []
-    for t, t_next in zip(times, times[1:], strict=False):
+    for t, t_next in pairwise(times):
         # in terms of x and x0 = x - t v: x_next = (t_next / t) x + (1 - t_next / t) x0
         ratio = t_next / t
         steps.append(Step(t, _float32(t), None, Predictor(ratio, 1 - ratio, 0.0)))
@@ -153,7 +154,9 @@ def _unipc(num_steps: int, shift: float) -> Schedule:
     steps = []
     order = 1
     for i in range(num_steps):
-        corrector = None if i == 0 else _corrector(sigmas, i, order)
+        # the last step returns its x0, which no correction changes
+        has_corrector = 0 < i < num_steps - 1
+        corrector = _corrector(sigmas, i, order) if has_corrector else None
         order = min(2, num_steps - i, i + 1)
         predictor = _predictor(sigmas, i, order)
         steps.append(Step(sigmas[i], _float32(_float32(ticks[i]) / 1000), corrector, predictor))

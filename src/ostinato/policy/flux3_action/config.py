@@ -70,6 +70,7 @@ class DitConfig:
     theta: float = 10000.0
     context_in_dim: int = 20480
     vec_in_dim: int = 768
+    dropped: tuple[str, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -213,6 +214,7 @@ def read_dit_config(raw: Mapping[str, Any], modality: str, action_dim: int) -> D
     axes = fields.integers("axes_dim", defaults.axes_dim, at_least=2)
     config = DitConfig(
         streams=tuple((name, given[name]) for name in needed),
+        dropped=tuple(sorted(set(given) - set(needed))),
         hidden_size=fields.integer("hidden_size", defaults.hidden_size, at_least=1),
         num_heads=fields.integer("num_heads", defaults.num_heads, at_least=1),
         depth=fields.integer("depth", defaults.depth, at_least=0),
