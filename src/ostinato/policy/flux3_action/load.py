@@ -180,7 +180,7 @@ def read_vae_config(raw: Mapping[str, Any]) -> VaeConfig:
     """Fields of ``VaeConfig`` by name; the published sizes where nothing is given."""
     known = {field.name for field in fields(VaeConfig)}
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if k in known}
-    config = VaeConfig(**given)
+    config = VaeConfig(**given)  # type: ignore[arg-type]
     if not len(config.depths) == len(config.num_heads) == len(config.temporal):
         raise WeightsError(f"VAE config: depths, num_heads and temporal differ: {raw}")
     return config
