@@ -61,7 +61,7 @@ def test_velocities_equal_one_full_forward_written_plainly_close() -> None:
     video, actions = draw_noise(config, 0)
     observed = m.observe(canvas(), state())
     caption = m.caption(text)
-    got = m.velocities(video, actions, TIME, torch.ones(2), (caption,), observed)
+    got = m.velocities(observed, video, actions, TIME, torch.ones(2), (caption,))
 
     weights = tiny.published(model)
     cells = encode_frame(weights, m.vae.config, canvas().double()).flatten(0, 1)
@@ -92,7 +92,7 @@ def test_cached_pieces_equal_one_full_forward_bit_exact(dtype: torch.dtype) -> N
     captions = tuple(m.caption(c) for c in contexts)
     observed = m.observe(pixels, token)
     for _ in range(2):  # the second time with values that were used before
-        got = m.velocities(video, actions, TIME, scales, captions, observed)
+        got = m.velocities(observed, video, actions, TIME, scales, captions)
 
     answers = []
     for context in contexts:
@@ -134,12 +134,10 @@ def test_the_chunk_is_its_steps() -> None:
     video, actions = draw_noise(config, 1)
     caption, observed = m.caption(tiny.context(model, "a")), m.observe(canvas(), state())
     one = torch.ones(2)
-    got = m.chunk(
-        video, actions, one, (caption,), observed, no_prefix(8, 8), num_steps=4, shift=5.0
-    )
+    got = m.chunk(observed, video, actions, one, (caption,), no_prefix(8, 8), 4, 5.0)
 
     def answer(step: Step, streams: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return m.velocities(*streams, torch.tensor([step.time]), one, (caption,), observed)
+        return m.velocities(observed, *streams, torch.tensor([step.time]), one, (caption,))
 
     plan = schedule("cosmos_unipc", 4, 5.0)
     assert torch.equal(got, sample(plan, (video, actions), answer)[1])
@@ -164,7 +162,7 @@ def test_the_state_and_the_picture_count() -> None:
 
     def run(pixels: Tensor, token: Tensor) -> Tensor:
         observed = m.observe(pixels, token)
-        return m.velocities(video, actions, TIME, torch.ones(2), (caption,), observed)[1]
+        return m.velocities(observed, video, actions, TIME, torch.ones(2), (caption,))[1]
 
     base = run(canvas(), state())
     assert (run(-canvas(), state()) - base).abs().max() > 1e-2

@@ -111,12 +111,12 @@ class ActionModel(nn.Module):
 
     def velocities(
         self,
+        observation: Observation,
         video: Tensor,
         actions: Tensor,
         time: Tensor,
         guidance: Tensor,
         captions: tuple[Caption, ...],
-        observation: Observation,
     ) -> tuple[Tensor, Tensor]:
         """Velocities (V, C) and (K, D), float32, of float32 samples at ``time`` (1,) float32.
 
@@ -145,13 +145,12 @@ class ActionModel(nn.Module):
 
     def chunk(
         self,
+        observation: Observation,
         video: Tensor,
         actions: Tensor,
         guidance: Tensor,
         captions: tuple[Caption, ...],
-        observation: Observation,
         prefix: Prefix,
-        *,
         num_steps: int,
         shift: float,
     ) -> Tensor:
@@ -161,7 +160,7 @@ class ActionModel(nn.Module):
             time = guidance.new_full((1,), step.time)
             x_video, x_actions = streams
             v_video, v_actions = self.velocities(
-                x_video, x_actions, time, guidance, captions, observation
+                observation, x_video, x_actions, time, guidance, captions
             )
             return v_video, guide(x_actions, v_actions, step.sigma, prefix)
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import OstinatoError
+from ostinato.policy.chunking import Prefix
 from ostinato.policy.contract import Options, read_options
 from ostinato.policy.flux3_action.captions import Captions
 from ostinato.policy.flux3_action.load import Loaded
-from ostinato.policy.flux3_action.model import draw_noise
+from ostinato.policy.flux3_action.model import Caption, Observation, draw_noise
 from ostinato.policy.flux3_action.prepare import (
     Prepared,
     Recipe,
@@ -85,24 +86,14 @@ class ActionPolicy:
             canvas, token = self._inputs(prepared)
             observed = self._regions.observe(canvas, token, is_recorded=is_recorded)
             clock.lap("observation_ms")
-            call = Call(
-                observed,
-                *(x.to(self.device) for x in noise),
-                self._guidance(plan),
-                captions,
-                type(prefix)(*(x.to(self.device) for x in prefix)),
-                plan.num_steps,
-                plan.shift,
-            )
+            call = self._call(observed, noise, plan, captions, prefix)
             chunk = self._regions.chunk(call, is_recorded=is_recorded).cpu()  # waits for the device
             routes = dict(self._regions.routes)
             clock.lap("denoise_ms")
             self._schedule_work(canvas, token, call, chunk, is_recorded=is_recorded)
         actions = self.config.action_space.decode_actions(chunk, prepared.state)[: plan.horizon]
         if not torch.isfinite(actions).all():
-            raise OstinatoError(
-                f"{self._origin}: the model answered with values that are not finite"
-            )
+            raise OstinatoError(f"{self._origin}: the model's answer is not finite")
         clock.lap("postprocess_ms")
         return {
             "actions": actions.numpy(),
@@ -115,7 +106,9 @@ class ActionPolicy:
     def reset(self) -> None:
         """Nothing to forget: what a chunk depends on is in its request."""
 
-    def _captions_for(self, prompt: str, plan: Recipe, uses_cache: bool) -> tuple[Any, bool]:
+    def _captions_for(
+        self, prompt: str, plan: Recipe, uses_cache: bool
+    ) -> tuple[tuple[Caption, ...], bool]:
         """The instruction's and, where guided, the empty one's; and whether the first was kept."""
         first, was_kept = self._captions.get(prompt, use_cache=uses_cache)
         if not plan.is_guided:
@@ -128,8 +121,25 @@ class ActionPolicy:
             prepared.token.to(self.device, self.dtype),
         )
 
-    def _guidance(self, plan: Recipe) -> Tensor:
-        return torch.tensor(plan.guidance, device=self.device)
+    def _call(
+        self,
+        observed: Observation,
+        noise: tuple[Tensor, Tensor],
+        plan: Recipe,
+        captions: tuple[Caption, ...],
+        prefix: Prefix,
+    ) -> Call:
+        """Everything on the device."""
+        return Call(
+            observed,
+            noise[0].to(self.device),
+            noise[1].to(self.device),
+            torch.tensor(plan.guidance, device=self.device),
+            captions,
+            Prefix(*(x.to(self.device) for x in prefix)),
+            plan.num_steps,
+            plan.shift,
+        )
 
     # -- recording ------------------------------------------------------------------------------
 
@@ -141,18 +151,9 @@ class ActionPolicy:
             token = torch.zeros(1, config.action_dim, device=self.device, dtype=self.dtype)
             plan = recipe(config, Options())
             captions, _ = self._captions_for("", plan, uses_cache=True)
-            noise = (x.to(self.device) for x in draw_noise(config, config.inference_seed))
-            prefix = prefix_for(config, Options())
+            noise = draw_noise(config, config.inference_seed)
             observed = self._regions.observe(canvas, token, is_recorded=False)
-            call = Call(
-                observed,
-                *noise,
-                self._guidance(plan),
-                captions,
-                type(prefix)(*(x.to(self.device) for x in prefix)),
-                plan.num_steps,
-                plan.shift,
-            )
+            call = self._call(observed, noise, plan, captions, prefix_for(config, Options()))
             self._regions.record(canvas, token, [call], steps=False)
 
     def _schedule_work(

@@ -45,7 +45,11 @@ class Call(NamedTuple):
 
 
 class Regions:
-    """``runner`` is ``None`` where nothing may be recorded; ``why`` says why."""
+    """``runner`` is ``None`` where nothing may be recorded; ``why`` says why.
+
+    What is recorded are methods of the model, which nobody writes to: a recording's key names the
+    Python values that its callable could read.
+    """
 
     def __init__(
         self, model: ActionModel, runner: Runner | None, graph: GraphConfig, *, why: str = ""
@@ -69,41 +73,8 @@ class Regions:
             return runner.serve(region, config)
 
         self._observe = serve("observation", model.observe)
-        self._step = serve("denoise step", self._run_step, NUM_OBSERVED)
-        self._loop = serve("denoise loop", self._run_loop, NUM_OBSERVED)
-
-    def _run_step(
-        self,
-        observation: Observation,
-        video: Tensor,
-        actions: Tensor,
-        time: Tensor,
-        guidance: Tensor,
-        captions: tuple[Caption, ...],
-    ) -> tuple[Tensor, Tensor]:
-        return self._model.velocities(video, actions, time, guidance, captions, observation)
-
-    def _run_loop(
-        self,
-        observation: Observation,
-        video: Tensor,
-        actions: Tensor,
-        guidance: Tensor,
-        captions: tuple[Caption, ...],
-        prefix: Prefix,
-        num_steps: int,
-        shift: float,
-    ) -> Tensor:
-        return self._model.chunk(
-            video,
-            actions,
-            guidance,
-            captions,
-            observation,
-            prefix,
-            num_steps=num_steps,
-            shift=shift,
-        )
+        self._step = serve("denoise step", model.velocities, NUM_OBSERVED)
+        self._loop = serve("denoise loop", model.chunk, NUM_OBSERVED)
 
     # -- one request ----------------------------------------------------------------------------
 
@@ -120,7 +91,7 @@ class Regions:
         """Actions (K, D) float32 in model space, the caller's own."""
         if self._loop is None or not is_recorded:
             self.routes["denoise"] = Route("direct", self._why or "asked for")
-            return self._run_loop(*call)
+            return self._model.chunk(*call)
         if self.routes["observation"].route == "direct":
             # the observation lies where no recording reads it
             reason = "the observation was not replayed"
