@@ -28,6 +28,8 @@ NEVER_ON_THE_PATH = 1 << 62
 NUM_OBSERVED = 8
 """Tensors of an ``Observation``: two streams with three rows of modulation each."""
 MAX_NOTED = 8
+MAX_LOOPS = 8
+"""Loops that are recorded; other numbers of steps are served step by step."""
 log = logging.getLogger(__name__)
 
 
@@ -143,8 +145,9 @@ class Regions:
             return
         for call in calls:
             call = call._replace(observation=observation)
-            _try(self._loop, tuple(call))
-            self._known.add(_shape_of(call))
+            if len(self._known) < MAX_LOOPS or self._has_loop(call):
+                _try(self._loop, tuple(call))
+                self._known.add(_shape_of(call))
             if steps:
                 time = call.guidance.new_full((1,), 0.5)
                 args = (observation, call.video, call.actions, time, call.guidance, call.captions)
