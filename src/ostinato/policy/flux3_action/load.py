@@ -71,9 +71,18 @@ def load_model(
 
 
 def load_seeded(
-    raw: Mapping[str, Any], origin: str, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    raw: Mapping[str, Any],
+    origin: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    draws_on_device: bool = False,
 ) -> Loaded:
-    """Random weights of the sizes in ``raw``: ``package``, ``vae`` and ``text_encoder``."""
+    """Random weights of the sizes in ``raw``: ``package``, ``vae`` and ``text_encoder``.
+
+    ``draws_on_device``: billions of them in seconds, but other values on another device.
+    """
     if set(raw) - {"model_type"} != {"package", "vae", "text_encoder"}:
         raise WeightsError(f"{origin} is no FLUX 3 Action model: it holds {sorted(raw)}")
     config = read_package_config(raw["package"])
@@ -84,17 +93,21 @@ def load_seeded(
         (text, names.text_parts(text, names.TEXT_PREFIXES[0])),
     ]
     for module, parts in everything:
-        source = seeded_source(module, parts, seed=seed)
+        draw_on = device if draws_on_device else torch.device("cpu")
+        source = seeded_source(module, parts, seed=seed, draw_on=draw_on)
         load_parts(module, parts, source, origin=origin, device=device, dtype=dtype)
     return _finished(origin, config, model, text, ByteTokenizer(), device, dtype)
 
 
-def seeded_source(module: nn.Module, parts: Parts, *, seed: int) -> SeededTensors:
+def seeded_source(
+    module: nn.Module, parts: Parts, *, seed: int, draw_on: torch.device | None = None
+) -> SeededTensors:
     """Random tensors under the published names of ``parts``."""
     shapes = stored_shapes(parts)
     return SeededTensors(
         shapes,
         seed=seed,
+        draw_on=draw_on,
         quantised=names.quantised_names(module, parts),
         positive=[name for name in shapes if name.endswith("running_var")],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from time import perf_counter
@@ -31,6 +32,7 @@ from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
 
 log = logging.getLogger(__name__)
+NUM_KEPT_SEEDS = 4
 
 
 class ActionPolicy:
@@ -57,6 +59,7 @@ class ActionPolicy:
         is_on = enable_cuda_graph and graph.mode != "off"
         self._runner = shared_runner(self.device, graph) if is_on else None
         self._regions = Regions(loaded.model, self._runner, graph, why="" if is_on else "off")
+        self._seeded: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
         self._verdict: str | None = None
@@ -76,7 +79,7 @@ class ActionPolicy:
         wishes = read_options(observation, options)
         plan = recipe(self.config, wishes)
         prepared = prepare(self.config, observation)
-        noise, prefix = noise_for(self.config, wishes), prefix_for(self.config, wishes)
+        prefix = prefix_for(self.config, wishes)
         clock.lap("preprocess_ms")
         with self._lock, torch.inference_mode():
             uses_cache = wishes.enable_prefix_cache is not False
@@ -86,7 +89,7 @@ class ActionPolicy:
             canvas, token = self._inputs(prepared)
             observed = self._regions.observe(canvas, token, is_recorded=is_recorded)
             clock.lap("observation_ms")
-            call = self._call(observed, noise, plan, captions, prefix)
+            call = self._call(observed, self._noise(wishes), plan, captions, prefix)
             chunk = self._regions.chunk(call, is_recorded=is_recorded).cpu()  # waits for the device
             routes = dict(self._regions.routes)
             clock.lap("denoise_ms")
@@ -115,10 +118,29 @@ class ActionPolicy:
             return (first,), was_kept
         return (first, self._captions.get("")[0]), was_kept
 
+    def _noise(self, wishes: Options) -> tuple[Tensor, Tensor]:
+        """On the device; that of a seed is kept, since drawing it costs the host milliseconds."""
+        if wishes.noise is not None:
+            video, actions = noise_for(self.config, wishes)
+            return self._upload(video), self._upload(actions)
+        seed = self.config.inference_seed if wishes.seed is None else int(wishes.seed)
+        if seed not in self._seeded:
+            while len(self._seeded) >= NUM_KEPT_SEEDS:
+                self._seeded.popitem(last=False)
+            video, actions = draw_noise(self.config, seed)
+            self._seeded[seed] = self._upload(video), self._upload(actions)
+        return self._seeded[seed]
+
+    def _upload(self, x: Tensor) -> Tensor:
+        """To the device, without a wait: through pinned memory."""
+        if self.device.type != "cuda":
+            return x.to(self.device)
+        return x.pin_memory().to(self.device, non_blocking=True)
+
     def _inputs(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         return (
-            prepared.canvas.to(self.device, self.dtype),
-            prepared.token.to(self.device, self.dtype),
+            self._upload(prepared.canvas.to(self.dtype)),
+            self._upload(prepared.token.to(self.dtype)),
         )
 
     def _call(
@@ -132,11 +154,10 @@ class ActionPolicy:
         """Everything on the device."""
         return Call(
             observed,
-            noise[0].to(self.device),
-            noise[1].to(self.device),
-            torch.tensor(plan.guidance, device=self.device),
+            *noise,
+            self._upload(torch.tensor(plan.guidance)),
             captions,
-            Prefix(*(x.to(self.device) for x in prefix)),
+            Prefix(*(self._upload(x) for x in prefix)),
             plan.num_steps,
             plan.shift,
         )
@@ -144,22 +165,25 @@ class ActionPolicy:
     # -- recording ------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Record the package's own recipe for captions of the shortest bucket; then serve once."""
-        config = self.config
+        """Record the package's own recipe for captions of the shortest bucket."""
+        config, plan = self.config, recipe(self.config, Options())
         with self._lock, torch.inference_mode():
             canvas = config.arrangement.grey().to(self.device, self.dtype)
             token = torch.zeros(1, config.action_dim, device=self.device, dtype=self.dtype)
-            plan = recipe(config, Options())
             captions, _ = self._captions_for("", plan, uses_cache=True)
-            noise = draw_noise(config, config.inference_seed)
-            observed = self._regions.observe(canvas, token, is_recorded=False)
-            call = self._call(observed, noise, plan, captions, prefix_for(config, Options()))
-            self._regions.record(canvas, token, [call], steps=False)
+            observed = self._regions.record_observation(canvas, token)
+            if observed is not None:
+                noise, prefix = self._noise(Options()), prefix_for(config, Options())
+                call = self._call(observed, noise, plan, captions, prefix)
+                self._regions.record(call, has_step=False)
 
     def _schedule_work(
         self, canvas: Tensor, token: Tensor, call: Call, chunk: Tensor, *, is_recorded: bool
     ) -> None:
-        """Once the lane is idle: record what was missing; after the first answer, doubt it."""
+        """Once the lane is idle: after the first answer, doubt it; record what was missing.
+
+        Neither holds up requests: those that come while the lane records are served directly.
+        """
         if self._runner is None or not is_recorded:
             return
         noted = self._regions.take_noted()
@@ -170,20 +194,18 @@ class ActionPolicy:
             self._verdict = "pending"
 
         def job() -> None:
-            with self._lock, torch.inference_mode():
+            with torch.inference_mode():
                 if is_first:
                     self._compare(canvas, token, call, chunk)
-                if noted and self._is_trusted:
-                    self._regions.record(canvas, token, noted, steps=True)
+                for missing in noted if self._is_trusted else ():
+                    self._regions.record(missing, has_step=True)
 
         self._later = [f for f in self._later if not f.done()]
         self._later.append(self._runner.lane.run_when_idle(job))
 
     def _compare(self, canvas: Tensor, token: Tensor, call: Call, chunk: Tensor) -> None:
         """The first real answer again, directly: equal bytes, or no recording serves any more."""
-        observed = self._regions.observe(canvas, token, is_recorded=False)
-        again = call._replace(observation=observed)
-        direct = self._regions.chunk(again, is_recorded=False).cpu()
+        direct = self._regions.direct(canvas, token, call).cpu()
         if torch.equal(direct.view(torch.int32), chunk.view(torch.int32)):
             self._verdict = "bit-exact"
             return

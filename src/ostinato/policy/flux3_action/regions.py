@@ -128,31 +128,34 @@ class Regions:
 
     # -- recording ------------------------------------------------------------------------------
 
-    def record(self, canvas: Tensor, state: Tensor, calls: list[Call], *, steps: bool) -> None:
-        """Record the observation region and, for each call, its loop; with ``steps`` its step too.
-
-        The observations in ``calls`` are replaced by what the region leaves. What is refused is
-        served directly; why is in ``stats()``.
-        """
-        if self._observe is None or self._loop is None or self._step is None:
-            return
-        try:
-            self._observe.record((canvas, state), {})
-        except RecordingRefused:
-            return
+    def record_observation(self, canvas: Tensor, state: Tensor) -> Observation | None:
+        """Record the first region; what it leaves, or ``None`` where it is served directly."""
+        if self._observe is None or not _record(self._observe, (canvas, state)):
+            return None
         observation = self.observe(canvas, state, is_recorded=True)
-        if self.routes["observation"].route == "direct":
+        return None if self.routes["observation"].route == "direct" else observation
+
+    def record(self, call: Call, *, has_step: bool) -> None:
+        """Record the loop of a call and, with ``has_step``, its step.
+
+        ``call.observation`` must be what the observation region leaves: it is read where it lies.
+        Calls that come meanwhile are served directly. What is refused stays direct; why is in
+        ``stats()``.
+        """
+        if self._loop is None or self._step is None:
             return
-        for call in calls:
-            call = call._replace(observation=observation)
-            if len(self._known) < MAX_LOOPS or self._has_loop(call):
-                _try(self._loop, tuple(call))
-                self._known.add(_shape_of(call))
-            if steps:
-                time = call.guidance.new_full((1,), 0.5)
-                args = (observation, call.video, call.actions, time, call.guidance, call.captions)
-                _try(self._step, args)
+        if (len(self._known) < MAX_LOOPS or self._has_loop(call)) and _record(self._loop, call):
+            self._known.add(_shape_of(call))
+        if has_step:
+            time = call.guidance.new_full((1,), 0.5)
+            args = (call.observation, call.video, call.actions, time, call.guidance, call.captions)
+            if _record(self._step, args):
                 self._known_steps.add(_step_shape_of(call))
+
+    def direct(self, canvas: Tensor, state: Tensor, call: Call) -> Tensor:
+        """The same chunk without any recording, beside whatever else is being served."""
+        observation = self._model.observe(canvas, state)
+        return self._model.chunk(*call._replace(observation=observation))
 
     def take_noted(self) -> list[Call]:
         """Calls that no loop was recorded for, since the last time."""
@@ -186,11 +189,12 @@ class Regions:
         self._known_steps.clear()
 
 
-def _try(served: Served, args: tuple[Any, ...]) -> None:
+def _record(served: Served, args: tuple[Any, ...]) -> bool:
     try:
-        served.record(args, {})
+        return served.record(tuple(args), {}) is not None
     except RecordingRefused as refused:
         log.warning("%s is served directly: %s", served.region.name, refused)
+        return False
 
 
 def _last(served: Served) -> Route:
