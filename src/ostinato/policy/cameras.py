@@ -1,6 +1,6 @@
-"""Camera frames to one canvas, on the CPU: names, values, arrangements.
+"""Camera frames to one canvas: names, values, arrangements.
 
-A canvas is (1, 3, H, W) float32 in [-1, 1]. Frames are float32 CHW in [0, 1] in between; they are
+Values are checked on the host; arithmetic runs on the device that is asked for. A canvas is (1, 3, H, W) float32 in [-1, 1]. Frames are float32 CHW in [0, 1] in between; they are
 not rounded to bytes after a resize.
 """
 
@@ -62,19 +62,19 @@ class Arrangement:
         height, width = DROID_HW
         return (height * 3 // 2, width) if self.layout == "droid" else self.canvas_hw
 
-    def canvas(self, images: Mapping[str, Any]) -> Tensor:
-        """The canvas of one observation's images, by any of their names.
+    def canvas(self, images: Mapping[str, Any], device: torch.device | None = None) -> Tensor:
+        """The canvas of one observation's images, by any of their names, on ``device``.
 
         Raises ``KeyError`` naming the cameras that are missing (and those received), and
         ``InputError`` (a ``ValueError``) for values, shapes and names that do not fit.
         """
         named = {plain_name(name): image for name, image in images.items()}
         if COMPOSITE in named:
-            return self._from_composite(to_frame(named[COMPOSITE], COMPOSITE))
+            return self._from_composite(to_frame(named[COMPOSITE], COMPOSITE, device))
         missing = [name for name in self.cameras if name not in named]
         if missing:
             raise KeyError(f"missing cameras {missing}; received {sorted(named)}")
-        frames = [to_frame(named[name], name) for name in self.cameras]
+        frames = [to_frame(named[name], name, device) for name in self.cameras]
         arrange = {
             "droid": self._droid,
             "single": self._single,
@@ -125,7 +125,7 @@ class Arrangement:
         rows = ceil(len(frames) / columns)
         cell = (self.canvas_hw[0] // rows, self.canvas_hw[1] // columns)
         largest = (max(f.shape[1] for f in frames), max(f.shape[2] for f in frames))
-        canvas = torch.zeros(3, *self.canvas_hw)
+        canvas = frames[0].new_zeros(3, *self.canvas_hw)
         for i, frame in enumerate(frames):
             y, x = i // columns * cell[0], i % columns * cell[1]
             canvas[:, y : y + cell[0], x : x + cell[1]] = resize(resize(frame, largest), cell)
@@ -151,7 +151,7 @@ def read_images(observation: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def to_frame(image: Any, name: str) -> Tensor:
+def to_frame(image: Any, name: str, device: torch.device | None = None) -> Tensor:
     """(3, H, W) float32 in [0, 1] from an array, nested list, PIL image or tensor.
 
     Integers (HWC) lie in 0..255; floats in [0, 1] are HWC, or CHW in a tensor.
@@ -176,12 +176,13 @@ def to_frame(image: Any, name: str) -> Tensor:
         low, high = chw.aminmax()
         if not (low >= 0 and high <= 1):
             raise InputError(f"{name} has values {low.item()} to {high.item()}; expected 0 to 1")
-        values: Tensor = chw.float().contiguous()
-        return values
-    if chw.dtype == torch.bool or chw.amin() < 0 or chw.amax() > 255:
+    elif chw.dtype == torch.bool or (
+        chw.dtype != torch.uint8 and (chw.amin() < 0 or chw.amax() > 255)
+    ):
         raise InputError(f"{name} holds {chw.dtype} values outside 0 to 255")
-    values = chw.float().contiguous() / 255
-    return values
+    # bytes travel, arithmetic happens on the device
+    values: Tensor = (chw if chw.is_floating_point() else chw.to(torch.uint8)).to(device).float()
+    return values.contiguous() if chw.is_floating_point() else (values / 255).contiguous()
 
 
 def resize(frame: Tensor, hw: tuple[int, int], *, antialias: bool = True) -> Tensor:

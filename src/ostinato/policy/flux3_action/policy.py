@@ -78,7 +78,8 @@ class ActionPolicy:
         clock = _Clock()
         wishes = read_options(observation, options)
         plan = recipe(self.config, wishes)
-        prepared = prepare(self.config, observation)
+        with torch.inference_mode():
+            prepared = prepare(self.config, observation, self.device)
         prefix = prefix_for(self.config, wishes)
         clock.lap("preprocess_ms")
         with self._lock, torch.inference_mode():
@@ -139,7 +140,7 @@ class ActionPolicy:
 
     def _inputs(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
         return (
-            self._upload(prepared.canvas.to(self.dtype)),
+            prepared.canvas.to(self.dtype),
             self._upload(prepared.token.to(self.dtype)),
         )
 

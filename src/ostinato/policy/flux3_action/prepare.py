@@ -18,8 +18,8 @@ from ostinato.policy.transforms import read_prompt, read_state
 
 
 class Prepared(NamedTuple):
-    """On the CPU, float32: ``canvas`` (1, 3, H, W), ``state`` (D,) in robot units, ``token``
-    (1, D) in model space.
+    """float32: ``canvas`` (1, 3, H, W) on the device; on the CPU ``state`` (D,) in robot units and
+    ``token`` (1, D) in model space.
     """
 
     canvas: Tensor
@@ -42,12 +42,14 @@ class Recipe(NamedTuple):
         return self.guidance != (1.0, 1.0)
 
 
-def prepare(config: ActionConfig, observation: Mapping[str, Any]) -> Prepared:
+def prepare(
+    config: ActionConfig, observation: Mapping[str, Any], device: torch.device | None = None
+) -> Prepared:
     """Raises ``KeyError`` for cameras or a state that are missing, ``InputError`` otherwise."""
     if not isinstance(observation, Mapping):
         raise InputError(f"observation is {type(observation).__name__}; expected a map")
     state = read_state(observation, config.action_dim)
-    canvas = config.arrangement.canvas(read_images(observation))
+    canvas = config.arrangement.canvas(read_images(observation), device)
     return Prepared(
         canvas, state, config.action_space.encode_state(state), read_prompt(observation)
     )
