@@ -176,9 +176,7 @@ def to_frame(image: Any, name: str, device: torch.device | None = None) -> Tenso
         low, high = chw.aminmax()
         if not (low >= 0 and high <= 1):
             raise InputError(f"{name} has values {low.item()} to {high.item()}; expected 0 to 1")
-    elif chw.dtype == torch.bool or (
-        chw.dtype != torch.uint8 and (chw.amin() < 0 or chw.amax() > 255)
-    ):
+    elif chw.dtype != torch.uint8 and not _holds_bytes(chw):
         raise InputError(f"{name} holds {chw.dtype} values outside 0 to 255")
     # bytes travel, arithmetic happens on the device
     values: Tensor = (chw if chw.is_floating_point() else chw.to(torch.uint8)).to(device).float()
@@ -193,6 +191,13 @@ def resize(frame: Tensor, hw: tuple[int, int], *, antialias: bool = True) -> Ten
         frame[None], hw, mode="bilinear", align_corners=False, antialias=antialias
     )[0]
     return resized
+
+
+def _holds_bytes(integers: Tensor) -> bool:
+    if integers.dtype == torch.bool:
+        return False
+    low, high = integers.aminmax()
+    return bool(low >= 0 and high <= 255)
 
 
 def _from_array(image: Any) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ostinato.policy.chunking import no_prefix
 from ostinato.policy.flux3_action.model import draw_noise, guided
 from ostinato.policy.flux3_action.positions import action_ids, text_ids, video_ids
+from ostinato.policy.flux3_action.vae import vae_tables
 from ostinato.policy.solver import Step, sample, schedule
 from tests.policy.flux3_action import tiny
 from tests.policy.flux3_action.references import PlainDit, encode_frame
@@ -52,6 +53,14 @@ def test_latents_equal_a_dense_masked_reference_close() -> None:
     expected = encode_frame(tiny.published(model), model.model.vae.config, canvas().double())
     torch.testing.assert_close(latents.double(), expected, rtol=0, atol=1e-4)
     assert expected.abs().mean() > 0.1 and latents.shape == (4, 5, 96)
+
+
+def test_a_canvas_of_odd_size_is_padded_with_zeros_close() -> None:
+    model = tiny.loaded()
+    vae, pixels = model.model.vae, canvas()[:, :, :103, :134]
+    tables = vae_tables(vae.config, (103, 134), device=tiny.CPU, dtype=torch.float32)
+    expected = encode_frame(tiny.published(model), vae.config, pixels.double())
+    torch.testing.assert_close(vae(pixels, tables).double(), expected, rtol=0, atol=1e-4)
 
 
 def test_velocities_equal_one_full_forward_written_plainly_close() -> None:
