@@ -1,7 +1,8 @@
 """Camera frames to one canvas: names, values, arrangements.
 
-Values are checked on the host; arithmetic runs on the device that is asked for. A canvas is (1, 3, H, W) float32 in [-1, 1]. Frames are float32 CHW in [0, 1] in between; they are
-not rounded to bytes after a resize.
+Values are checked on the host; arithmetic runs on the device that is asked for. A canvas is
+(1, 3, H, W) float32 in [-1, 1]. Frames are float32 CHW in [0, 1] in between; they are not rounded
+to bytes after a resize.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ LEAST = {"action_modality": "action_prediction_droid", "action_dim": 8, "chunk_s
 def test_a_package_with_the_least_gets_the_package_defaults() -> None:
     config = read_package_config(LEAST)
     space = config.action_space
-    assert config.guidance == (1.0, 1.0)
+    assert config.guidance() == (1.0, 1.0)
     assert (config.num_inference_steps, config.sampler_shift, config.sampler) == (
         4,
         1.0,
@@ -55,9 +55,12 @@ def test_no_steps_means_four_and_no_shift_means_one(steps: int | None) -> None:
 
 
 def test_the_action_scale_follows_the_video_scale_unless_given() -> None:
-    assert read_package_config(LEAST | {"guidance_scale": 4.0}).guidance == (4.0, 4.0)
+    assert read_package_config(LEAST | {"guidance_scale": 4.0}).guidance() == (4.0, 4.0)
     raw = LEAST | {"guidance_scale": 4.0, "guidance_scale_action": 1}
-    assert read_package_config(raw).guidance == (4.0, 1.0)
+    given = read_package_config(raw)
+    assert given.guidance() == (4.0, 1.0) and given.guidance(2.0) == (2.0, 1.0)
+    follows = read_package_config(LEAST | {"guidance_scale": 4.0})
+    assert follows.guidance(2.0) == (2.0, 2.0) and follows.guidance(None, 3) == (4.0, 3.0)
 
 
 def test_extra_streams_are_dropped_and_attn_mode_is_ignored() -> None:

@@ -131,7 +131,7 @@ def test_a_prefix_steers_by_the_closed_form(policy: ActionPolicy) -> None:
         prepared = prepare(config, tiny.observation())
         observed = model.observe(prepared.canvas, prepared.token)
         captions = tuple(policy._captions.get(text)[0] for text in (prepared.prompt, ""))
-        scales = torch.tensor(config.guidance)
+        scales = torch.tensor(config.guidance())
 
         def answer(step: Any, streams: Any) -> Any:
             time = torch.tensor([step.time])
@@ -163,6 +163,7 @@ def test_actions_are_the_decoded_chunk_cut_to_the_horizon(policy: ActionPolicy) 
 
 def test_unguided_needs_one_pass_only(policy: ActionPolicy) -> None:
     plan = recipe(policy.config, Options(guidance_scale=1.0))
+    assert recipe(policy.config, Options()).guidance == (4.0, 1.0)
     assert plan.guidance == (1.0, 1.0) and not plan.is_guided
     assert recipe(policy.config, Options()).is_guided
     one = policy.infer(tiny.observation(), guidance_scale=1.0)
@@ -276,6 +277,29 @@ def test_joint_deltas_are_anchored_on_the_state() -> None:
     expected = observation["state"] + steps.cumsum(0)
     np.testing.assert_allclose(result["actions"][:, :-1], expected[:, :-1], rtol=0, atol=1e-5)
     np.testing.assert_allclose(result["actions"][:, -1], 1 - steps[:, -1], rtol=0, atol=1e-6)
+
+
+def test_a_one_step_fp8_policy_is_recorded_bit_exact_and_near_bf16() -> None:
+    answers = []
+    for quantization in ("fp8r", None):
+        loaded = tiny.loaded_with(
+            torch.bfloat16, quantization=quantization, num_inference_steps=1, guidance_scale=1.0
+        )
+        made = ActionPolicy(
+            loaded,
+            enable_cuda_graph=True,
+            graph=ostinato.GraphConfig(),
+            caption_cache_max_tokens=800,
+            offload_text_encoder=False,
+        )
+        made.warm_up()
+        result = made.infer(tiny.observation())
+        assert result["recording"]["denoise"] == "exact: recorded"
+        assert same(result, direct(made, tiny.observation()))
+        answers.append(result["actions"])
+        made.close()
+    difference = np.abs(answers[0] - answers[1]).max()
+    assert 0 < difference < 0.1 < np.abs(answers[1]).max()
 
 
 def test_one_step_of_a_prefix_uses_the_bound(policy: ActionPolicy) -> None:

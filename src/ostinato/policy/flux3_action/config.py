@@ -98,7 +98,7 @@ class ActionConfig:
     sampler: Sampler
     num_inference_steps: int
     guidance_scale: float
-    guidance_scale_action: float
+    guidance_scale_action: float | None
     sampler_shift: float
     inference_seed: int
     quantization: Quantization | None
@@ -125,10 +125,16 @@ class ActionConfig:
         """Noised video, its condition, noised actions, their condition: the joint order."""
         return "video", "video_cond", self.action_modality, f"{self.action_modality}_cond"
 
-    @property
-    def guidance(self) -> tuple[float, float]:
-        """Scales of the video and of the action stream."""
-        return self.guidance_scale, self.guidance_scale_action
+    def guidance(
+        self, video: float | None = None, action: float | None = None
+    ) -> tuple[float, float]:
+        """Scales of the video and of the action stream; a request's before the package's.
+
+        Where neither names the action's, it follows the video's.
+        """
+        scale = self.guidance_scale if video is None else float(video)
+        own = self.guidance_scale_action if action is None else float(action)
+        return scale, scale if own is None else own
 
 
 def read_package_config(raw: Mapping[str, Any]) -> ActionConfig:
@@ -148,7 +154,6 @@ def read_package_config(raw: Mapping[str, Any]) -> ActionConfig:
             f"package config: inference_profile is {profile!r}; only 'default' can be served"
         )
     _check_content_streams(fields)
-    guidance = fields.number("guidance_scale", 1.0, at_least=0.0)
     dit = read_dit_config(fields.get("dit_config", {}) or {}, modality, action_dim)
     channels = fields.get("conditioning_channels")
     if channels is not None and channels != dit.channels("video_cond"):
@@ -165,8 +170,8 @@ def read_package_config(raw: Mapping[str, Any]) -> ActionConfig:
         action_space=_read_action_space(fields, action_dim),
         sampler=fields.choice("sampler", get_args(Sampler), "cosmos_unipc"),
         num_inference_steps=fields.integer("num_inference_steps", 0, at_least=0) or 4,
-        guidance_scale=guidance,
-        guidance_scale_action=fields.number("guidance_scale_action", guidance, at_least=0.0),
+        guidance_scale=fields.number("guidance_scale", 1.0, at_least=0.0),
+        guidance_scale_action=_optional_scale(fields),
         sampler_shift=fields.number("sampler_shift", 1.0, above=0.0),
         inference_seed=fields.integer("inference_seed", 0, at_least=0),
         quantization=fields.choice("quantization", (None, "fp8r"), None),
@@ -231,6 +236,12 @@ def read_dit_config(raw: Mapping[str, Any], modality: str, action_dim: int) -> D
             f"num_heads = {config.hidden_size} / {config.num_heads}"
         )
     return config
+
+
+def _optional_scale(fields: Fields) -> float | None:
+    if fields.get("guidance_scale_action") is None:
+        return None
+    return fields.number("guidance_scale_action", at_least=0.0)
 
 
 def _check_content_streams(fields: Fields) -> None:

@@ -245,7 +245,7 @@ class ActionPolicy:
             "defaults": {
                 "num_inference_steps": config.num_inference_steps,
                 "guidance_scale": config.guidance_scale,
-                "guidance_scale_action": config.guidance_scale_action,
+                "guidance_scale_action": config.guidance()[1],
                 "sampler": config.sampler,
                 "sampler_shift": config.sampler_shift,
                 "seed": config.inference_seed,

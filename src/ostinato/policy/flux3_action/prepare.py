@@ -58,19 +58,15 @@ def prepare(
 def recipe(config: ActionConfig, options: Options) -> Recipe:
     """The request's steps, shift, guidance and horizon; ``InputError`` beyond the chunk.
 
-    A scale for the video alone leaves the actions' at the package's.
+    Scales fall back as ``ActionConfig.guidance`` says.
     """
     horizon = options.action_horizon or config.chunk_size
     if horizon > config.chunk_size:
         raise InputError(f"action_horizon is {horizon}; the chunk has {config.chunk_size} actions")
-    video, action = options.guidance_scale, options.guidance_scale_action
     return Recipe(
         int(options.num_inference_steps or config.num_inference_steps),
         float(config.sampler_shift if options.sampler_shift is None else options.sampler_shift),
-        (
-            float(config.guidance_scale if video is None else video),
-            float(config.guidance_scale_action if action is None else action),
-        ),
+        config.guidance(options.guidance_scale, options.guidance_scale_action),
         int(horizon),
     )
 
