@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ostinato.kernels.norm import rms_norm
+from ostinato.kernels.norm import add_rms_norm, rms_norm
 from ostinato.kernels.rope import rope
 from ostinato.kernels.swiglu import swiglu
 from ostinato.layers.linear import Linear, unset
@@ -99,8 +99,8 @@ class DecoderLayer(nn.Module):
         self.mlp = DecoderMlp(config.width, config.inner_width)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        x = x + self.self_attn(rms_norm(x, self.input_layernorm.weight, self.eps), tables, mask)
-        normed = rms_norm(x, self.post_attention_layernorm.weight, self.eps)
+        attended = self.self_attn(rms_norm(x, self.input_layernorm.weight, self.eps), tables, mask)
+        normed, x = add_rms_norm(x, attended, self.post_attention_layernorm.weight, self.eps)
         total: Tensor = x + self.mlp(normed)
         return total
 

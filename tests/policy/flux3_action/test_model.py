@@ -109,16 +109,16 @@ def test_cached_pieces_equal_one_full_forward_bit_exact(dtype: torch.dtype) -> N
         again = m.observe(pixels, token)
         streams = (
             fresh.stream,
-            dit.encode_stream(dit.video, video, m._tables(0), TIME),
+            dit.encode_stream(dit.video, video, dit.time_code(TIME), m._tables(0)),
             again.video,
-            dit.encode_stream(dit.action, actions, m._tables(2), TIME),
+            dit.encode_stream(dit.action, actions, dit.time_code(TIME), m._tables(2)),
             again.state,
         )
         tables = (torch.cat((fresh.cos, m.content_cos)), torch.cat((fresh.sin, m.content_sin)))
         segments = torch.cat(
             [torch.full((len(s.hidden),), i, dtype=torch.int32) for i, s in enumerate(streams)]
         )
-        answers.append(dit.denoise(streams, TIME, tables, segments))
+        answers.append(dit.denoise(streams, dit.time_code(TIME), tables, segments))
     for i in range(2):
         expected = guided(answers[0][i], answers[1][i], scales[i]).float()
         assert torch.equal(got[i], expected)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ostinato.layers.decoder import padded_causal_mask
 from ostinato.policy.flux3_action.load import _text_prefix, read_text_config
 from ostinato.policy.flux3_action.names import is_wanted_by_text, text_parts
-from ostinato.policy.flux3_action.text import TextEncoder
+from ostinato.policy.flux3_action.text import TextEncoder, pad_ids
 from ostinato.weights.config import read_config
 from ostinato.weights.files import open_files
 from ostinato.weights.shards import StoredTensors
@@ -95,6 +95,14 @@ def test_taps_equal_the_hidden_states_of_transformers_close(kind: str, tmp_path:
     expected = torch.cat([states[k][0] for k in (0, 2, 4)], dim=-1)
     torch.testing.assert_close(context, expected, rtol=1e-4, atol=1e-4)
     assert context.abs().max() > 1
+
+
+def test_captions_are_cut_and_filled_up_to_a_multiple() -> None:
+    assert pad_ids([5, 6], multiple=80, max_length=8192) == ([5, 6] + [151643] * 78, 2)
+    assert pad_ids([1] * 80, multiple=80, max_length=8192) == ([1] * 80, 80)
+    ids, num_real = pad_ids([1] * 81, multiple=80, max_length=8192, pad_token=0)
+    assert (len(ids), num_real, ids[80:82]) == (160, 81, [1, 0])
+    assert pad_ids([1] * 300, multiple=80, max_length=200) == ([1] * 200, 200)
 
 
 def test_padding_sees_the_real_tokens_only() -> None:

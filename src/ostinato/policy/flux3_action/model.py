@@ -104,9 +104,10 @@ class ActionModel(nn.Module):
         rows, columns = self.config.latent_hw
         cells = self.vae(canvas, tables)[:rows, :columns].flatten(0, 1)
         dit = self.dit
+        code = dit.time_code()
         return Observation(
-            dit.encode_stream(dit.video_cond, cells, self._tables(1)),
-            dit.encode_stream(dit.action_cond, state, self._tables(3)),
+            dit.encode_stream(dit.video_cond, cells, code, self._tables(1)),
+            dit.encode_stream(dit.action_cond, state, code, self._tables(3)),
         )
 
     def velocities(
@@ -124,8 +125,9 @@ class ActionModel(nn.Module):
         scales video and actions. Mode blocks run once, joint blocks once per caption.
         """
         dit = self.dit
-        video_stream = dit.encode_stream(dit.video, video, self._tables(0), time)
-        action_stream = dit.encode_stream(dit.action, actions, self._tables(2), time)
+        code = dit.time_code(time)
+        video_stream = dit.encode_stream(dit.video, video, code, self._tables(0))
+        action_stream = dit.encode_stream(dit.action, actions, code, self._tables(2))
         content = (video_stream, observation.video, action_stream, observation.state)
         answers = []
         for caption in captions:
@@ -134,7 +136,7 @@ class ActionModel(nn.Module):
                 torch.cat((caption.sin, self.content_sin)),
             )
             segments = self.segments[self.config.text_max_length - caption.cos.shape[0] :]
-            answers.append(dit.denoise((caption.stream, *content), time, tables, segments))
+            answers.append(dit.denoise((caption.stream, *content), code, tables, segments))
         if len(answers) == 1:
             return answers[0][0].float(), answers[0][1].float()
         (video_c, actions_c), (video_u, actions_u) = answers

@@ -108,14 +108,14 @@ class Embedder(nn.Module):
 
 
 class Modulator(nn.Module):
-    """``lin(silu(vec))`` (1, 3 W) as shift, scale and gate."""
+    """``lin(code)`` (1, 3 W) as shift, scale and gate; see ``Transformer.time_code``."""
 
     def __init__(self, width: int, *, is_fp8: bool) -> None:
         super().__init__()
         self.lin = make_linear(width, 3 * width, is_fp8=is_fp8)
 
-    def forward(self, vec: Tensor) -> Modulation:
-        return Modulation(*self.lin(F.silu(vec)).chunk(3, dim=-1))
+    def forward(self, code: Tensor) -> Modulation:
+        return Modulation(*self.lin(code).chunk(3, dim=-1))
 
 
 class Head(nn.Module):
@@ -129,8 +129,8 @@ class Head(nn.Module):
             [nn.Identity(), make_linear(width, 2 * width, is_fp8=is_fp8)]
         )
 
-    def forward(self, x: Tensor, vec: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation[1](F.silu(vec)).chunk(2, dim=-1)
+    def forward(self, x: Tensor, code: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation[1](code).chunk(2, dim=-1)
         return modulated(self.linear, x, scale, shift, segments=None, eps=EPS)
 
 
@@ -182,49 +182,49 @@ class Transformer(nn.Module):
         """Of rows between layers; FP8 layers take and give bf16."""
         return self.single_stream_modulations[self.action].lin.weight.dtype  # type: ignore
 
-    def time_vector(self, time: Tensor) -> Tensor:
-        """(1, W) of ``time`` (1,) float32 in [0, 1]."""
+    def time_code(self, time: Tensor | None = None) -> Tensor:
+        """``silu(vec)`` (1, W), what modulations and heads take; ``time``: (1,) float32 in [0, 1].
+
+        Without a time it is that of text and conditions: zero.
+        """
+        if time is None:
+            time = torch.zeros_like(self.frequencies[:1])
         angles = 1000 * time[:, None] * self.frequencies
-        code = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        vector: Tensor = self.time_in(code.to(self.dtype))
-        return vector
+        waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
+        return F.silu(self.time_in(waves.to(self.dtype)))
 
     def encode_text(self, context: Tensor, tables: Tables) -> Encoded:
         """``context``: (L, context_in_dim). Time is zero."""
-        vec = self.time_vector(torch.zeros_like(self.frequencies[:1]))
-        return self._encode(TEXT, self.txt_in(context), self.txt_mode_blocks, vec, tables)
+        code = self.time_code()
+        return self._encode(TEXT, self.txt_in(context), self.txt_mode_blocks, code, tables)
 
-    def encode_stream(
-        self, stream: str, tokens: Tensor, tables: Tables, time: Tensor | None = None
-    ) -> Encoded:
-        """``tokens``: (T, channels), cast to the model's dtype; time is zero unless given."""
-        vec = self.time_vector(torch.zeros_like(self.frequencies[:1]) if time is None else time)
+    def encode_stream(self, stream: str, tokens: Tensor, code: Tensor, tables: Tables) -> Encoded:
+        """``tokens``: (T, channels), cast to the model's dtype; ``code``: of the stream's time."""
         rows = self.emb_in[stream](tokens.to(self.dtype))
         blocks = self.content_mode_blocks[stream]
-        return self._encode(stream, rows, blocks, vec, tables)
+        return self._encode(stream, rows, blocks, code, tables)
 
-    def _encode(self, stream: str, x: Tensor, blocks: Any, vec: Tensor, tables: Tables) -> Encoded:
-        early = self.early_stream_modulations[stream](vec)
+    def _encode(self, stream: str, x: Tensor, blocks: Any, code: Tensor, tables: Tables) -> Encoded:
+        early = self.early_stream_modulations[stream](code)
         for block in blocks:
             x = block(x, early, tables, None)
-        return Encoded(x, self.single_stream_modulations[stream](vec))
+        return Encoded(x, self.single_stream_modulations[stream](code))
 
     def denoise(
-        self, streams: Sequence[Encoded], time: Tensor, tables: Tables, segments: Tensor
+        self, streams: Sequence[Encoded], code: Tensor, tables: Tables, segments: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Velocities of video (V, C) and actions (K, D), of the model's dtype.
 
         ``streams``: text, video, its condition, actions, their condition; ``tables`` and
-        ``segments`` cover all their rows in this order.
+        ``segments`` cover all their rows in this order; ``code`` is of the noised streams' time.
         """
-        vec = self.time_vector(time)
         joint = Modulation(*(torch.cat(rows) for rows in zip(*(s.joint for s in streams))))  # noqa: B905
         x = torch.cat([s.hidden for s in streams])
         for block in self.single_blocks:
             x = block(x, joint, tables, segments)
         parts = x.split([s.hidden.shape[0] for s in streams])
-        video: Tensor = self.final_layer[self.video](parts[1], vec)
-        actions: Tensor = self.final_layer[self.action](parts[3], vec)
+        video: Tensor = self.final_layer[self.video](parts[1], code)
+        actions: Tensor = self.final_layer[self.action](parts[3], code)
         return video, actions
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ostinato.kernels.neighbourhood_attention import neighbourhood_attention
-from ostinato.kernels.norm import layer_norm
+from ostinato.kernels.norm import add_layer_norm, layer_norm
 from ostinato.kernels.patch_merge import patch_merge
 from ostinato.kernels.rope import rope
 from ostinato.kernels.swiglu import swiglu
@@ -104,8 +104,10 @@ class Block(nn.Module):
         self.mlp = Mlp(width)
 
     def forward(self, x_HWC: Tensor, tables: Tables) -> Tensor:
-        x_HWC = x_HWC + self.attn(_normed(self.norm1, x_HWC), tables)
-        total: Tensor = x_HWC + self.mlp(_normed(self.norm2, x_HWC))
+        attended = self.attn(_normed(self.norm1, x_HWC), tables)
+        norm = self.norm2
+        normed, x_HWC = add_layer_norm(x_HWC, attended, norm.weight, norm.bias, norm.eps)
+        total: Tensor = x_HWC + self.mlp(normed)
         return total
 
 
