@@ -11,7 +11,11 @@ import torch
 
 from ostinato.errors import ConfigError, WeightsError
 from ostinato.policy.flux3_action.load import load_model, read_text_config, read_vae_config
-from ostinato.policy.flux3_action.random_package import published_text_config, write_random_package
+from ostinato.policy.flux3_action.random_package import (
+    published_droid,
+    published_text_config,
+    write_random_package,
+)
 from ostinato.policy.flux3_action.transformer import is_quantised
 from tests.policy.flux3_action import tiny
 
@@ -157,6 +161,26 @@ def test_published_sizes_of_the_parts() -> None:
     assert (text.width, text.num_heads, text.num_kv_heads, text.theta) == (2560, 32, 8, 5e6)
     with pytest.raises(WeightsError, match="hidden_size"):
         read_text_config({"rope_theta": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("variant", "steps", "guidance", "quantization"),
+    [
+        ("base", 4, (4.0, 1.0), None),
+        ("gd-fp8r", 4, (1.0, 1.0), "fp8r"),
+        ("sd", 1, (1.0, 1.0), None),
+    ],
+)
+def test_droid_variants(
+    variant: str, steps: int, guidance: tuple[float, float], quantization: str | None
+) -> None:
+    from ostinato.policy.flux3_action.config import read_package_config
+
+    config = read_package_config(published_droid(variant)["package"])
+    assert (config.num_inference_steps, config.guidance()) == (steps, guidance)
+    assert config.quantization == quantization and config.latent_hw == (17, 20)
+    with pytest.raises(ConfigError, match="variant is 'xl'"):
+        published_droid("xl")
 
 
 def test_published_numbers_of_parameters() -> None:

@@ -105,6 +105,21 @@ def test_other_numbers_of_steps_are_served_step_by_step(policy: ActionPolicy) ->
     policy.wait_idle()
 
 
+def test_without_a_replayed_observation_nothing_is_replayed_and_nothing_noted(
+    policy: ActionPolicy,
+) -> None:
+    """The other regions read the observation where its recording leaves it."""
+    expected = policy.infer(tiny.observation())
+    policy.wait_idle()
+    with ostinato.route("direct"):
+        result = policy.infer(tiny.observation())
+    assert result["recording"] == {
+        "observation": "direct: forced",
+        "denoise": "direct: the observation was not replayed",
+    }
+    assert same(result, expected) and policy._later == []
+
+
 def test_given_noise_replaces_the_seeds(policy: ActionPolicy) -> None:
     video, actions = draw_noise(policy.config, 7)
     noise = {"video": video.numpy(), "action": actions.tolist()}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ostinato.errors import ConfigError
 from ostinato.layers.decoder import DecoderConfig
 from ostinato.policy.flux3_action import names
 from ostinato.policy.flux3_action.config import read_package_config
@@ -31,6 +32,8 @@ from ostinato.weights.shards import SINGLE
 from ostinato.weights.stacked import Parts
 
 CPU = torch.device("cpu")
+VARIANTS = {"base": (4, 4.0), "gd": (4, 1.0), "sd": (1, 1.0)}
+"""Steps and scale of the video's guidance; actions are not guided. Each also as ``…-fp8r``."""
 
 
 def write_random_package(
@@ -72,6 +75,33 @@ def write_random_package(
     parts = names.text_parts(text, names.TEXT_PREFIXES[0])
     norm = {"model.language_model.norm.weight": (text.config.width,)}
     _write_tensors(directory / "text_encoder", text, parts, seed, dtype, norm)
+
+
+def published_droid(variant: str = "base") -> dict[str, Any]:
+    """What ``write_random_package`` and ``load_seeded`` take, for one of the six DROID variants.
+
+    The shift of the distilled packages is not published; the base's stands in for it.
+    """
+    name, _, quantization = variant.partition("-")
+    if name not in VARIANTS or quantization not in ("", "fp8r"):
+        raise ConfigError(f"variant is {variant!r}; expected {', '.join(VARIANTS)}, or …-fp8r")
+    num_steps, guidance = VARIANTS[name]
+    package = {
+        "action_modality": "action_prediction_droid",
+        "action_dim": 8,
+        "chunk_size": 32,
+        "camera_layout": "droid",
+        "camera_keys": ["wrist", "left", "right"],
+        "canvas_hw": [544, 736],
+        "fps": 15.0,
+        "gripper_flip_dims": [-1],
+        "num_inference_steps": num_steps,
+        "guidance_scale": guidance,
+        "guidance_scale_action": 1.0,
+        "sampler_shift": 5.0,
+        "quantization": quantization or None,
+    }
+    return {"package": package, "vae": {}, "text_encoder": published_text_config()}
 
 
 def published_text_config() -> dict[str, Any]:
