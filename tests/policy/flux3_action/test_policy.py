@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,25 @@ def test_other_numbers_of_steps_are_served_step_by_step(policy: ActionPolicy) ->
     assert stepped["recording"]["denoise"] == "exact: recorded, step by step"
     assert same(first, stepped)
     policy.wait_idle()
+
+
+def test_nothing_is_recorded_while_a_robot_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ostinato.load_policy(tiny.NAME, device="cpu")
+    lane = made._runner.lane  # type: ignore[union-attr]
+    jobs: list[Any] = []
+    monkeypatch.setattr(lane, "run_when_idle", lambda job: jobs.append(job) or Future())
+    before = made.stats()["regions"]["loop"].num_recorded
+    for _ in range(4):
+        result = made.infer(tiny.observation(), num_inference_steps=1)
+        assert result["recording"]["denoise"] == "direct: not recorded yet"
+    assert made.stats()["regions"]["loop"].num_recorded == before
+    assert len(jobs) == 1  # for the first call: to doubt its answer and to record its loop
+    for job in jobs:  # the lane is idle now
+        job()
+    made._later.clear()
+    result = made.infer(tiny.observation(), num_inference_steps=1)
+    assert result["recording"]["denoise"] == "exact: recorded"
+    made.close()
 
 
 def test_without_a_replayed_observation_nothing_is_replayed_and_nothing_noted(

@@ -62,6 +62,7 @@ class Regions:
         self._noted: list[Call] = []
         self._known: set[tuple[tuple[int, ...], int, float]] = set()
         self._known_steps: set[tuple[int, ...]] = set()
+        self._asked: set[tuple[tuple[int, ...], int, float]] = set()
         self.routes: dict[str, Route] = {}
         self._observe: Served | None = None
         self._step: Served | None = None
@@ -98,7 +99,9 @@ class Regions:
             # the observation lies where no recording reads it
             reason = "the observation was not replayed"
             result: Tensor = self._loop.call_directly(reason, tuple(call), {})
-        elif self._has_loop(call) or not self._has_step(call):
+            self.routes["denoise"] = _last(self._loop)
+            return result
+        if self._has_loop(call) or not self._has_step(call):
             result = self._loop.call(tuple(call), {})
         else:
             return self._by_steps(call)
@@ -163,8 +166,11 @@ class Regions:
         return noted
 
     def _note(self, call: Call) -> None:
+        """Once for each shape; again if its recording was there and has been evicted."""
         shape = _shape_of(call)
-        if len(self._noted) < MAX_NOTED and all(_shape_of(c) != shape for c in self._noted):
+        if len(self._noted) < MAX_NOTED and (shape not in self._asked or shape in self._known):
+            self._asked.add(shape)
+            self._known.discard(shape)
             self._noted.append(call)
 
     def _has_loop(self, call: Call) -> bool:
@@ -187,6 +193,7 @@ class Regions:
                 served.close()
         self._known.clear()
         self._known_steps.clear()
+        self._asked.clear()
 
 
 def _record(served: Served, args: tuple[Any, ...]) -> bool:
