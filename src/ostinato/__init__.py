@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ostinato.policy.contract import Policy
+    from ostinato.policy.load import load_policy
     from ostinato.recording.config import GraphConfig
     from ostinato.recording.doctor import doctor
     from ostinato.recording.graphed import Graphed, graph
@@ -22,6 +24,8 @@ _HOMES = {
     "doctor": "ostinato.recording.doctor",
     "route": "ostinato.recording.routes",
     "load_encoder": "ostinato.vision.encoder",
+    "load_policy": "ostinato.policy.load",
+    "Policy": "ostinato.policy.contract",
     "Encoder": "ostinato.vision.encoder",
     "Encoded": "ostinato.vision.encoder",
 }
@@ -31,9 +35,11 @@ __all__ = [
     "Encoder",
     "GraphConfig",
     "Graphed",
+    "Policy",
     "doctor",
     "graph",
     "load_encoder",
+    "load_policy",
     "route",
 ]
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""Robot policies; empty so far."""
+"""Robot policies: from an observation to a chunk of actions."""

@@ -75,6 +75,21 @@ class HubFiles:
             raise WeightsError(f"{self._name}: the hub refuses {name}: {error}") from error
 
 
+class SubFolder:
+    """A folder of a checkpoint, as a checkpoint of its own."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+
+    @property
+    def origin(self) -> str:
+        return f"{self._files.origin}/{self._folder}"
+
+    def find(self, name: str) -> Path | None:
+        return self._files.find(f"{self._folder}/{name}")
+
+
 def find_shipped(model: str) -> Path | None:
     """The configuration of a tiny model that ships with the package, or ``None``.
 

@@ -15,6 +15,7 @@ def random_tensors(
     seed: int,
     device: torch.device,
     dtype: torch.dtype | None,
+    draw_on: torch.device | str = "cpu",
 ) -> Iterator[tuple[str, Tensor]]:
     """Each name with a tensor that depends on ``seed`` and the name only, float32 by default.
 
@@ -22,8 +23,8 @@ def random_tensors(
     other vectors around 0.
     """
     for name, shape in shapes.items():
-        generator = torch.Generator("cpu").manual_seed(seed * 0x10001 + zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        generator = torch.Generator(draw_on).manual_seed(seed * 0x10001 + zlib.crc32(name.encode()))
+        tensor = torch.randn(shape, generator=generator, dtype=torch.float32, device=draw_on)
         if len(shape) > 1:
             tensor /= tensor[0].numel() ** 0.5
         else:

@@ -1,0 +1,1 @@
+"""FLUX 3 Action: video latents and an action chunk, denoised together."""

@@ -1,0 +1,73 @@
+"""What is kept of instructions: the text stream of each, bounded by tokens.
+
+Entries own their memory: they come from direct calls and are never a buffer that a replay
+overwrites. The oldest unused go first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+
+from ostinato.policy.flux3_action.load import Loaded
+from ostinato.policy.flux3_action.model import Caption
+from ostinato.policy.flux3_action.text import pad_ids
+
+
+class Captions:
+    """Encodes instructions, one at a time, and keeps at most ``max_tokens`` tokens of them.
+
+    ``offload``: the text encoder is on the device only while it works. Not for use by two threads
+    at once.
+    """
+
+    def __init__(self, loaded: Loaded, device: torch.device, max_tokens: int, *, offload: bool):
+        self._loaded = loaded
+        self._device = device
+        self._max_tokens = max_tokens
+        self._offload = offload
+        self._kept: OrderedDict[str, Caption] = OrderedDict()
+        self.num_tokens = 0
+        if offload:
+            loaded.text.to("cpu")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, instruction: str, *, use_cache: bool = True) -> tuple[Caption, bool]:
+        """The caption, and whether it was there already."""
+        kept = self._kept.get(instruction) if use_cache else None
+        if kept is not None:
+            self._kept.move_to_end(instruction)
+            return kept, True
+        made = self._encode(instruction)
+        if use_cache:
+            self._keep(instruction, made)
+        return made, False
+
+    def _encode(self, instruction: str) -> Caption:
+        loaded, config = self._loaded, self._loaded.config
+        ids, num_real = pad_ids(
+            loaded.tokenizer.encode(instruction),
+            multiple=config.text_pad_multiple,
+            max_length=config.text_max_length,
+            pad_token=loaded.tokenizer.pad_token,
+        )
+        if self._offload:
+            loaded.text.to(self._device)
+        try:
+            context = loaded.text(torch.tensor(ids, device=self._device), num_real)
+        finally:
+            if self._offload:
+                loaded.text.to("cpu")
+        return loaded.model.caption(context)
+
+    def _keep(self, instruction: str, made: Caption) -> None:
+        num = made.cos.shape[0]
+        while self._kept and self.num_tokens + num > self._max_tokens:
+            _, oldest = self._kept.popitem(last=False)
+            self.num_tokens -= oldest.cos.shape[0]
+        if num <= self._max_tokens:
+            self._kept[instruction] = made
+            self.num_tokens += num

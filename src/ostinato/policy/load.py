@@ -1,0 +1,67 @@
+"""``load_policy``: from a package to a policy that is recorded and ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ostinato.errors import DeviceError
+
+if TYPE_CHECKING:
+    from ostinato.policy.flux3_action.policy import ActionPolicy
+    from ostinato.recording.config import GraphConfig
+
+
+def load_policy(
+    model: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | None = None,
+    variant: str = "base",
+    revision: str | None = None,
+    enable_cuda_graph: bool = True,
+    graph: GraphConfig | None = None,
+    caption_cache_max_tokens: int = 65536,
+    offload_text_encoder: bool = False,
+    warm_up: bool = True,
+) -> ActionPolicy:
+    """Load a robot policy and record what it will serve.
+
+    ``model``: a package directory, a hub name, or ``tiny-flux3-action``. ``device``: ``auto`` is
+    the GPU where there is one. ``dtype``: bfloat16 unless given (float32 for the tiny model on the
+    CPU). ``variant``: the folder below ``variants/``; ``base`` is the root. ``enable_cuda_graph``:
+    off makes every call direct, with the same answers. ``offload_text_encoder``: it is on the
+    device only while a new instruction is encoded. ``warm_up``: record now. Raises
+    ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    """
+    from ostinato.policy.flux3_action.load import load_model
+    from ostinato.policy.flux3_action.policy import ActionPolicy
+    from ostinato.recording.config import GraphConfig
+
+    loaded = load_model(
+        model, device=_device(device), dtype=dtype, variant=variant, revision=revision
+    )
+    policy = ActionPolicy(
+        loaded,
+        enable_cuda_graph=enable_cuda_graph,
+        graph=graph or GraphConfig(),
+        caption_cache_max_tokens=caption_cache_max_tokens,
+        offload_text_encoder=offload_text_encoder,
+    )
+    if warm_up:
+        policy.warm_up()
+    return policy
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            raise DeviceError(f"device is {device}; no GPU is visible")
+        if where.index is None:
+            where = torch.device("cuda", torch.cuda.current_device())
+    return where
