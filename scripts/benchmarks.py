@@ -43,7 +43,7 @@ def report(root: Path) -> str:
     for path in files:
         content = json.loads(path.read_text())
         stated = content if isinstance(content, dict) else {}
-        facts = (f"{key} {stated.get(key, 'not stated')}" for key in ("machine", "torch", "commit"))
+        facts = (f"{key} {stated.get(key, 'not stated')}" for key in ("gpu", "torch", "commit"))
         lines.append(f"{path.relative_to(root)}: {', '.join(facts)}")
     return "\n".join(lines)
 

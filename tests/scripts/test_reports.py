@@ -34,8 +34,8 @@ def test_no_result_is_said_and_not_invented(tmp_path: Path) -> None:
 def test_results_are_listed_as_they_state_themselves(tmp_path: Path) -> None:
     results = tmp_path / "bench" / "results"
     results.mkdir(parents=True)
-    (results / "a.json").write_text(json.dumps({"machine": "H200", "torch": "2.11.0"}))
-    line = "bench/results/a.json: machine H200, torch 2.11.0, commit not stated"
+    (results / "a.json").write_text(json.dumps({"gpu": "H200", "torch": "2.11.0"}))
+    line = "bench/results/a.json: gpu H200, torch 2.11.0, commit not stated"
     assert benchmarks.report(tmp_path) == line
 
 

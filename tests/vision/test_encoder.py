@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ostinato
 from ostinato.errors import InputError
 from ostinato.recording.graphed import shared_runner
 from ostinato.vision.contract import Grid
@@ -200,3 +201,15 @@ def test_load_encoder_serves_a_tiny_model_and_closes() -> None:
     assert again[0].route.route == "direct"
     assert distance(got[0].packed, again[0].packed) <= 1e-5
     assert shared_runner(torch.device("cpu"), ostinato.GraphConfig()) is not None
+
+
+def test_a_packing_is_remembered_until_the_recordings_change() -> None:
+    encoder = ostinato.load_encoder("tiny-qwen2-vl", top_patches=64, warm_up=False)
+    grids = ((1, 4, 4), (1, 2, 6))
+    before = encoder._pack(grids)
+    assert encoder._pack(grids) is before
+    encoder.warm_up()
+    after = encoder._pack(grids)
+    assert after is not before and encoder._pack(grids) is after
+    assert sorted(after.order) == [0, 1] and all(call.rung is not None for call in after.calls)
+    encoder.close()

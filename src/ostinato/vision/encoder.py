@@ -18,6 +18,7 @@ from ostinato.recording.stats import Route, Stats
 from ostinato.vision.contract import EncoderOutput, Grid, Layout, VisionConfig
 from ostinato.vision.layout import check_grid
 from ostinato.vision.load import load_tower
+from ostinato.vision.packing import Packer, Packing
 from ostinato.vision.preprocess import (
     ImageItem,
     ImageOptions,
@@ -31,6 +32,9 @@ from ostinato.vision.preprocess import (
 )
 from ostinato.vision.recorded import RecordedTower
 from ostinato.vision.rungs import TOP_PATCHES, tower_rungs
+
+MAX_PACKINGS = 1024
+"""Batches whose packing is remembered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,7 @@ class Encoder:
     def __init__(self, recorded: RecordedTower, preprocessor: Preprocessor) -> None:
         self._recorded = recorded
         self._preprocessor = preprocessor
+        self._packings: dict[tuple[Grid, ...], tuple[Packer, Packing]] = {}
 
     @property
     def config(self) -> VisionConfig:
@@ -171,9 +176,7 @@ class Encoder:
     ) -> list[Encoded]:
         """``whole``: all values in one tensor, where there is one."""
         recorded, clock = self._recorded, _Stages(stage_ms)
-        packing = recorded.packer.pack(
-            [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
-        )
+        packing = self._pack(tuple(grids))
         results: list[list[Encoded]] = []
         clock.ends("pack")
         with torch.inference_mode():
@@ -190,6 +193,20 @@ class Encoder:
                 recorded.note(layout)
                 clock.ends("replay")
         return packing.restore(results)
+
+    def _pack(self, grids: tuple[Grid, ...]) -> Packing:
+        """How to split the batch into calls; remembered while the same recordings are there."""
+        recorded, packer = self._recorded, self._recorded.packer
+        known = self._packings.get(grids)
+        if known is not None and known[0] is packer:
+            return known[1]
+        packing = packer.pack(
+            [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
+        )
+        if len(self._packings) >= MAX_PACKINGS:
+            self._packings.clear()
+        self._packings[grids] = (packer, packing)
+        return packing
 
     def _on_device(self, parts: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
         """(T, patch_width) on the tower's device in its dtype; host values through
