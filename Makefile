@@ -1,7 +1,7 @@
 # One command per need. Everything runs in .venv, which the first command makes.
 PYTHON ?= python3
 DEVICE ?= auto
-MODEL  ?= tiny-photograph
+MODEL  ?= tiny-qwen3-vl
 PORT   ?= 30000
 BIN    := .venv/bin
 # One OpenMP thread per worker: two workers do not fight over the cores, and sums repeat.
@@ -15,17 +15,18 @@ help:           ## this list
 setup:          ## make or refresh .venv (quick when nothing changed); DEVICE=auto|cpu|cuda
 	@$(PYTHON) scripts/setup_env.py --device $(DEVICE)
 
-serve: setup    ## start the server on a shipped tiny model
+serve: setup    ## start the encoder server on a shipped tiny model
 	@$(BIN)/ostinato serve --model $(MODEL) --device $(DEVICE) --port $(PORT)
 
 test: setup     ## tests that need neither a GPU nor much time
 	$(PYTEST) -n 2 -m 'not gpu and not slow and not load'
 
-check: setup    ## lint, format, types, import rules
+check: setup    ## lint, format, types, import rules; every kernel compiled for every card
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/compile_kernels.py
 
 format: setup   ## rewrite the files as `make check` wants them
 	$(BIN)/ruff check --fix .
@@ -43,7 +44,7 @@ test-slow: setup ## tests that take more than ten seconds each
 bench: setup    ## run every benchmark in bench/
 	@$(BIN)/python scripts/benchmarks.py run
 
-bench-report: setup ## list the results in bench/results/
+bench-report: setup ## list the results in bench/results/, draw the pictures in docs/
 	@$(BIN)/python scripts/benchmarks.py report
 
 size:           ## lines of Python per folder

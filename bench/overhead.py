@@ -23,6 +23,8 @@ from ostinato.recording.ledger import Ledger
 
 NUM_KERNELS = 700
 NUM_FLOATS = 1 << 18  # 1 MB
+NUM_ROUNDS = 5
+WARM_UP_TURNS = 20
 
 
 def medians_us(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -32,14 +34,14 @@ def medians_us(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, f
     machine's clocks hits all of them alike.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 30):
+    for turn in range(repeats + WARM_UP_TURNS):
         for name, call in calls.items():
             torch.cuda.synchronize()
             start = time.perf_counter()
             result = call()
             elapsed = time.perf_counter() - start
             del result
-            if turn >= 30:
+            if turn >= WARM_UP_TURNS:
                 times[name].append(elapsed)
     torch.cuda.synchronize()
     return {name: round(statistics.median(t) * 1e6, 2) for name, t in times.items()}
@@ -87,19 +89,26 @@ def by_hand(fn: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Call
     return call
 
 
-def measure(fn: Any, inputs: list[torch.Tensor], repeats: int) -> dict[str, float]:
-    """The recorded call beside the hand-written one; both are checked against the direct call."""
+def measure(fn: Any, inputs: list[torch.Tensor], repeats: int) -> dict[str, Any]:
+    """The recorded call beside the hand-written one; both are checked against the direct call.
+
+    The host is shared: of several rounds the one counts in which the hand-written call was fastest;
+    the others are reported too.
+    """
     hand = by_hand(fn, inputs)
     graphed = ostinato.graph(fn).record(*inputs)
     want = fn(*inputs)
     if not (torch.equal(graphed(*inputs), want) and torch.equal(hand(), want)):
         raise SystemExit("a recording is wrong")
-    times = medians_us({"by_hand_us": hand, "ostinato_us": lambda: graphed(*inputs)}, repeats)
+    calls = {"by_hand_us": hand, "ostinato_us": lambda: graphed(*inputs)}
+    rounds = [medians_us(calls, repeats) for _ in range(NUM_ROUNDS)]
     stats = graphed.stats()
     if stats.calls["exact"] < repeats or stats.calls["direct"]:
         raise SystemExit(f"not every call was served by a recording: {stats.calls}")
     graphed.close()
-    return {**times, "over_us": round(times["ostinato_us"] - times["by_hand_us"], 2)}
+    quietest = min(rounds, key=lambda r: r["by_hand_us"])
+    over = [round(r["ostinato_us"] - r["by_hand_us"], 2) for r in rounds]
+    return {**quietest, "over_us": over[rounds.index(quietest)], "over_us_each_round": over}
 
 
 def peers(inputs: list[torch.Tensor], repeats: int) -> dict[str, float]:
@@ -124,7 +133,7 @@ def ledger_us(repeats: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--calls", type=int, default=120)
     parser.add_argument("--out", default=None)
     options = parser.parse_args()
     rows: dict[str, Any] = {}

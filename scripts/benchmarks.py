@@ -1,4 +1,4 @@
-"""Runs the benchmarks of bench/ one after the other, or lists which results exist.
+"""Runs the benchmarks of bench/ one after the other, or lists and draws the results that exist.
 
 Each benchmark is one file and answers one question. Nothing is invented here: what was not
 measured is not reported.
@@ -6,6 +6,7 @@ measured is not reported.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -47,10 +48,21 @@ def report(root: Path) -> str:
     return "\n".join(lines)
 
 
+def draw(root: Path) -> str:
+    """Draw the pictures in docs/ from the newest results; one line per picture."""
+    sys.path.insert(0, str(root))
+    try:
+        paths = importlib.import_module("bench.plots").draw_all(root)
+    except ModuleNotFoundError as missing:
+        return f"no pictures drawn: {missing}"
+    return "\n".join(f"drawn: {path.relative_to(root)}" for path in paths)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["run"]:
         sys.exit(run_all(ROOT))
     elif sys.argv[1:] == ["report"]:
         print(report(ROOT))
+        print(draw(ROOT))
     else:
         sys.exit("usage: benchmarks.py run|report")

@@ -547,3 +547,76 @@ def _idle_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Lane, "_put", lambda self, job, *, is_urgent: original(self, job, is_urgent=True)
     )
+
+
+@mutation("packing.results_in_the_calls_order")
+def _results_in_the_calls_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.packing import Packing
+
+    monkeypatch.setattr(
+        Packing, "restore", lambda self, results: [r for of_call in results for r in of_call]
+    )
+
+
+@mutation("packing.the_tail_takes_nothing")
+def _the_tail_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.packing import Rung
+
+    monkeypatch.setattr(Rung, "holds", lambda self, load: load.fits(self.capacity))
+
+
+@mutation("served.every_call_borrows")
+def _every_call_borrows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.entry import Entry
+
+    original = Entry.serve
+    monkeypatch.setattr(
+        Entry,
+        "serve",
+        lambda self, tensors, sizes, *, borrow: original(self, tensors, sizes, borrow=True),
+    )
+
+
+@mutation("encoder.looks_at_the_patches")
+def _looks_at_the_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.recorded import RecordedTower
+
+    original = RecordedTower.run
+
+    def run(self: Any, patches: Any, layout: Any, rung: Any) -> Any:
+        assert patches.isfinite().all().item()
+        return original(self, patches, layout, rung)
+
+    monkeypatch.setattr(RecordedTower, "run", run)
+
+
+@mutation("recorded.outside_inference_mode")
+def _outside_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.recorded import RecordedTower
+
+    monkeypatch.setattr(RecordedTower, "record", RecordedTower.record.__wrapped__)  # type: ignore[attr-defined]
+
+
+@mutation("recorded.dead_rungs_stay")
+def _dead_rungs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.recorded import RecordedTower
+
+    monkeypatch.setattr(RecordedTower, "packer", property(lambda self: self._plan[0]))
+
+
+@mutation("recorded.every_mode_warms_the_ladder_up")
+def _every_mode_warms_the_ladder_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.recorded import RecordedTower
+
+    def warm_up(self: Any, progress: Any = None) -> None:
+        for rung in self._rungs:
+            self.record(rung)
+
+    monkeypatch.setattr(RecordedTower, "warm_up", warm_up)
+
+
+@mutation("demand.nothing_is_wanted")
+def _nothing_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.vision.demand import Demand
+
+    monkeypatch.setattr(Demand, "note", lambda self, layout, find: [])

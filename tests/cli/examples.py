@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-
-def add(a: int, b: int = 0) -> int:
-    return a + b
-
-
-def two_inputs() -> tuple[int, int]:
-    return 2, 3
+import torch
+from torch import Tensor
 
 
-def named_inputs() -> dict[str, int]:
-    return {"a": 2, "b": 5}
+def double(x: Tensor, times: int = 2) -> Tensor:
+    return x * times
 
 
-def one_input() -> int:
-    return 7
+def double_example() -> tuple[tuple[Tensor], dict[str, int]]:
+    return (torch.ones(3),), {}
 
 
-class Holder:
-    @staticmethod
-    def nested(a: int) -> int:
-        return a
+def reads(x: Tensor) -> Tensor:
+    return x * x.sum().item()
+
+
+def one_tensor() -> Tensor:
+    return torch.ones(2)
+
+
+def two_inputs() -> tuple[Tensor, int]:
+    return torch.ones(2), 5
+
+
+def named_inputs() -> dict[str, object]:
+    return {"x": torch.ones(2), "times": 3}
+
+
+def whole_call() -> tuple[tuple[Tensor], dict[str, int]]:
+    return (torch.ones(2),), {"times": 7}

@@ -1,89 +1,74 @@
-"""The doctor's command: finding callables, passing inputs, printing reports."""
+"""The doctor's command: what it examines, with which inputs, and that it reports."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
-from ostinato.cli import doctor as command
-from ostinato.cli.nvidia import Gpu
+from ostinato.cli import doctor
+from ostinato.cli import main as command
 from ostinato.errors import ConfigError
+from ostinato.recording.doctor import MachineReport, Report
 from tests.cli import examples
 
 HERE = "tests.cli.examples"
-
-
-@dataclass(frozen=True)
-class FakeFinding:
-    rule: str
-    location: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class FakeReport:
-    findings: list[FakeFinding] = field(default_factory=list)
-
-    @property
-    def recordable(self) -> bool:
-        return not self.findings
-
-
-def fake_doctor(fn: Any, *args: Any, **kwargs: Any) -> FakeReport:
-    """Complains with the callable's own result, so that a test sees what was called."""
-    return FakeReport([FakeFinding("L1", "a.py:3", f"result {fn(*args, **kwargs)}")])
+runner = CliRunner()
 
 
 @pytest.mark.parametrize(
-    ("inputs", "result"), [("two_inputs", 5), ("named_inputs", 7), ("one_input", 7)]
-)
-def test_inputs_come_from_a_callable(inputs: str, result: int) -> None:
-    text = command.examine(f"{HERE}:add", f"{HERE}:{inputs}", as_json=False, doctor=fake_doctor)
-    assert text.splitlines() == [
-        f"{HERE}:add cannot be recorded as it is",
-        "  rule: L1",
-        "  location: a.py:3",
-        f"  fix: result {result}",
-    ]
-
-
-def test_json_carries_verdict_and_findings() -> None:
-    text = command.examine(f"{HERE}:one_input", None, as_json=True, doctor=fake_doctor)
-    assert json.loads(text) == {
-        "recordable": False,
-        "findings": [{"rule": "L1", "location": "a.py:3", "fix": "result 7"}],
-    }
-
-
-def test_a_recordable_callable_is_one_line() -> None:
-    text = command.examine(
-        f"{HERE}:one_input", None, as_json=False, doctor=lambda fn: FakeReport([])
-    )
-    assert text == f"{HERE}:one_input can be recorded"
-
-
-def test_nested_names_are_found() -> None:
-    assert command.find_object(f"{HERE}:Holder.nested") is examples.Holder.nested
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
+    ("name", "args", "kwargs"),
     [
-        ("no_colon", "expected package.module:callable"),
-        ("nowhere.at_all:f", "No module named 'nowhere'"),
-        (f"{HERE}:missing", "has no missing"),
+        ("one_tensor", (torch.ones(2),), {}),
+        ("two_inputs", (torch.ones(2), 5), {}),
+        ("named_inputs", (), {"x": torch.ones(2), "times": 3}),
+        ("whole_call", (torch.ones(2),), {"times": 7}),
     ],
 )
-def test_a_wrong_target_is_named(target: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        command.find_object(target)
+def test_inputs_come_from_a_callable(name: str, args: tuple, kwargs: dict) -> None:
+    made_args, made_kwargs = doctor.made_by(f"{HERE}:{name}")
+    expected = examples.double(*args, **kwargs)
+    assert (len(made_args), set(made_kwargs)) == (len(args), set(kwargs))
+    assert torch.equal(examples.double(*made_args, **made_kwargs), expected)
 
 
-def test_machine_facts_name_card_and_driver() -> None:
-    facts = command.machine_facts(Gpu("Card", "580.1"))
-    assert (facts["gpu"], facts["driver"]) == ("Card", "580.1")
-    assert "driver       580.1" in command.machine_text(facts)
-    assert "gpu          none" in command.machine_text(command.machine_facts(None))
+def test_a_callable_with_an_example_beside_it() -> None:
+    report = doctor.examine_callable(f"{HERE}:double", None)
+    assert (report.recordable, report.num_operations) == (True, 1)
+
+
+def test_a_callable_that_reads_is_refused_with_rule_and_line() -> None:
+    result = runner.invoke(
+        command.app, ["doctor", f"{HERE}:reads", "--inputs", f"{HERE}:one_tensor"]
+    )
+    assert result.exit_code == 0
+    assert "refused: host-scalar (L1)" in result.output
+    assert "examples.py:" in result.output
+
+
+def test_json_is_the_report() -> None:
+    result = runner.invoke(command.app, ["doctor", f"{HERE}:double", "--json"])
+    assert Report.from_json(result.stdout) == doctor.examine_callable(f"{HERE}:double", None)
+
+
+def test_a_callable_without_an_example_says_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match=r"reads_example\(\) or example_inputs\(\)"):
+        doctor.examine_callable(f"{HERE}:reads", None)
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2-vl", "tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+def test_a_models_tower_can_be_recorded(model: str) -> None:
+    report = doctor.examine_model(model)
+    assert report.recordable, str(report)
+    assert report.num_operations > 50
+
+
+def test_the_machine_and_a_card_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = runner.invoke(command.app, ["doctor", "--machine", "--json"])
+    assert MachineReport.from_json(result.stdout).torch == torch.__version__
+    facts = json.loads(result.stdout) | {"error": "driver 535.1, needed 580"}
+    monkeypatch.setattr(doctor, "machine", lambda **_: MachineReport(**facts))
+    result = runner.invoke(command.app, ["doctor", "--machine"])
+    assert (result.exit_code, "needed 580" in result.stdout) == (1, True)

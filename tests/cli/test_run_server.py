@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 
 import pytest
 
-from ostinato.cli.config import resolve_settings
+import ostinato
 from ostinato.cli.run_server import run_server
 from ostinato.cli.wiring import load_service
 from ostinato.serve.settings import ServerSettings
-from tests.cli.fake_graph import FakeGraph
+from tests.cli.encoders import MODEL, settings
 from tests.serve.stub import StubService
 
 
-def test_once_prints_how_each_call_was_served() -> None:
-    settings = resolve_settings(port=0, api_key="k", environ={})
-    service = load_service("tiny-photograph", settings, device="cpu", graph=FakeGraph())
+def test_once_prints_how_photograph_and_video_were_served() -> None:
+    chosen = settings(api_key="k")
+    service = load_service(MODEL, chosen, device="cpu")
     lines: list[str] = []
-    assert run_server(service, settings.server, is_once=True, echo=lines.append) == 0
-    words = [line.split("tokens")[1].split() for line in lines]
-    assert [line[0] for line in words] == ["exact", "exact", "direct"]
-    assert lines[0].split()[:2] == ["photograph.jpg", "460"]
-    assert lines[2].endswith("(new shape)")
-    assert "photograph.jpg, half size" in lines[2]
-    assert "  110 tokens" in lines[2]
+    assert run_server(service, chosen.server, is_once=True, echo=lines.append) == 0
+    assert [line[:26].strip() for line in lines] == [
+        "photograph.jpg",
+        "photograph.jpg, half size",
+        "a video of photograph.jpg",
+    ]
+    grids = [line[26:].partition("ms")[0].split("patches")[0].strip() for line in lines]
+    assert grids == ["1 x 24 x 20", "1 x 18 x 16", "2 x 14 x 14"]
+    assert "-> 120 x 64  direct" in lines[0]
+    assert "-> 98 x 64  direct" in lines[2]  # above the 256 patches that this test records
+    assert lines[0].endswith("(nothing recorded is faster)")
+
+
+def test_without_a_greeting_nothing_is_asked() -> None:
+    service, lines = StubService(), []
+    settings = ServerSettings(port=0)
+    run_server(service, settings, is_once=True, is_greeting=False, echo=lines.append)
+    assert (service.batches, lines) == ([], [])
 
 
 def test_a_failed_warm_up_ends_the_server_with_its_reason() -> None:
@@ -41,14 +53,14 @@ def test_a_refused_greeting_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: object) -> dict[str, object]:
         raise RuntimeError("the server answered 500: x")
 
-    monkeypatch.setattr("ostinato.cli.run_server.post_image", refuse)
+    monkeypatch.setattr("ostinato.cli.greeting.post_pooling", refuse)
     lines: list[str] = []
     assert run_server(StubService(), ServerSettings(port=0), is_once=True, echo=lines.append) == 1
     assert lines == ["error: the server answered 500: x"]
 
 
 def test_without_once_it_keeps_serving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The greeting's last line comes while the server still answers."""
+    """The last line comes while the server still answers."""
     import uvicorn
 
     servers: list[uvicorn.Server] = []
@@ -73,5 +85,31 @@ def test_without_once_it_keeps_serving(monkeypatch: pytest.MonkeyPatch) -> None:
         if line.startswith("serving stub on http://127.0.0.1:"):
             threading.Thread(target=stop_it, args=(line.rsplit(maxsplit=1)[-1],)).start()
 
-    assert run_server(StubService(), ServerSettings(port=0), is_once=False, echo=echo) == 0
+    settings = ServerSettings(port=0)
+    assert run_server(StubService(), settings, is_once=False, is_greeting=False, echo=echo) == 0
     assert statuses == [200]
+
+
+def test_replies_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections inherit TCP_NODELAY: without it a reply waits 40 ms for an acknowledgement."""
+    import uvicorn
+
+    nodelay: list[int] = []
+
+    def run(self: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        sockets[0].listen()
+        with socket.create_connection(sockets[0].getsockname()), sockets[0].accept()[0] as accepted:
+            nodelay.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        self.should_exit = True
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    run_server(StubService(), ServerSettings(port=0), is_once=True, echo=lambda line: None)
+    assert nodelay == [1]
+
+
+def test_the_greetings_answers_are_those_of_encode(recorded: ostinato.Encoder) -> None:
+    """The video that the greeting sends is served like the same file handed to the library."""
+    from ostinato.assets.photograph import clip_bytes
+
+    (encoded,) = recorded.encode(videos=[clip_bytes()])
+    assert (encoded.grid_thw, tuple(encoded.embeddings.shape)) == ((2, 14, 14), (98, 64))

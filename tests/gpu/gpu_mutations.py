@@ -63,6 +63,13 @@ def _collection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "collection_held_off", contextlib.nullcontext)
 
 
+@mutation("cuda_sync.not_held_off")
+def _device_wide_waits_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import cuda_sync
+
+    monkeypatch.setattr(cuda_sync, "install", lambda: None)
+
+
 @mutation("cuda_heal.off")
 def _healing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broken graph is kept and nothing is put right."""

@@ -111,7 +111,7 @@ def garbage_outlives_the_capture() -> None:
 
 
 def other_threads_during_captures() -> dict[str, Any]:
-    """Forty recordings while another thread allocates, pins memory, drops graphs and collects."""
+    """Twelve recordings while another thread allocates, pins memory, drops graphs and collects."""
     ended, errors, turns = threading.Event(), [], [0]
 
     def work() -> None:
@@ -124,14 +124,46 @@ def other_threads_during_captures() -> dict[str, Any]:
                     pinned = torch.ones(size % 65536 + 1).pin_memory()
                     made[: pinned.numel()].copy_(pinned[: made.numel()], non_blocking=True)
                     assert float(made[-1]) in (1.0, 2.0)
-                    gc.collect()
+                    if turns[0] % 32 == 0:
+                        gc.collect()
         except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for turn in range(40):
+        for turn in range(12):
+            graphed, x = ostinato.graph(waves), tensor(turn, 1000 + 17 * turn)
+            assert same(exactly(graphed, x), waves(x))
+            graphed.close()
+    finally:
+        ended.set()
+        thread.join()
+    assert not errors, errors
+    assert turns[0] > 10, turns
+    return {"turns": turns[0]}
+
+
+def another_thread_synchronises() -> dict[str, Any]:
+    """Twelve recordings while another thread waits for the whole device and empties the cache."""
+    ended, errors, turns = threading.Event(), [], [0]
+
+    def work() -> None:
+        x = torch.ones(1 << 16, device=DEVICE)
+        try:
+            while not ended.is_set():
+                x = torch.sin(x)
+                torch.cuda.synchronize()
+                if turns[0] % 8 == 0:
+                    torch.cuda.empty_cache()
+                turns[0] += 1
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for turn in range(12):
             graphed, x = ostinato.graph(waves), tensor(turn, 1000 + 17 * turn)
             assert same(exactly(graphed, x), waves(x))
             graphed.close()

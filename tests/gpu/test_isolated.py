@@ -27,6 +27,7 @@ PROGRAMS = [
     "foreign:launches_are_not_slowed",
     "foreign:garbage_outlives_the_capture",
     "foreign:other_threads_during_captures",
+    "foreign:another_thread_synchronises",
 ]
 
 SEEN_TO_FAIL = [
@@ -36,6 +37,7 @@ SEEN_TO_FAIL = [
     ("first_use:warm_up_before_the_capture", "cuda.no_warm_up"),
     ("foreign:launches_are_not_slowed", "cuda_census.cupti_stays_attached"),
     ("foreign:garbage_outlives_the_capture", "cuda.collection_goes_on"),
+    ("foreign:another_thread_synchronises", "cuda_sync.not_held_off"),
 ]
 
 

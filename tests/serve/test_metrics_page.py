@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ostinato.serve.device_thread import DeviceThread
 from ostinato.serve.metrics import Metrics
 from tests.serve.stub import StubService
 
@@ -13,8 +12,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
 def test_the_document_lists_every_metric() -> None:
-    service = StubService()
-    registry = Metrics(service, DeviceThread(service)).registry
+    registry = Metrics(StubService()).registry
     suffix = {"counter": "_total"}
     served = {f"{family.name}{suffix.get(family.type, '')}" for family in registry.collect()}
     served = {re.sub("_service_.*", "_service_*", name) for name in served}

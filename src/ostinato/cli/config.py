@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from ostinato.errors import ConfigError
-from ostinato.serve.settings import ServerSettings
+from ostinato.serve.settings import MediaPolicy, ServerSettings
 
 DEVICES = ("auto", "cuda", "cpu")
+DTYPES = ("float32", "float16", "bfloat16")
 RECORDING_SWITCHES = ("OSTINATO_VIT_CUDA_GRAPH", "SGLANG_VIT_ENABLE_CUDA_GRAPH")
 """Ours first: where both are set, ours decides."""
+TOP_PATCHES = {"cuda": 16_384, "cpu": 1024}
+"""The largest recorded size where no flag says another; on the CPU a warm-up takes long."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """How an encoder is loaded and recorded. ``None``: as stored, or by device."""
+
+    dtype: str | None = None
+    numerics: str = "fast"
+    top_patches: int | None = None
+    ladder_ratio: float = 1.25
+    budget_bytes: int | None = None
+    num_workers: int = 2
+    max_image_pixels: int = 89_478_485
+
+    def top_patches_on(self, device: str) -> int:
+        """The largest recorded size on a device."""
+        return self.top_patches or TOP_PATCHES[device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +44,9 @@ class Settings:
     device: str
     is_recording_on: bool
     cuda_visible_devices: str | None
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    served_name: str | None = None
+    cache_bytes: int = 0
 
 
 def read_switch(environ: Mapping[str, str]) -> bool:
@@ -45,17 +70,51 @@ def resolve_settings(
     port: int = 30000,
     api_key: str | None = None,
     environ: Mapping[str, str] | None = None,
+    is_recording_on: bool = True,
+    served_name: str | None = None,
+    cache_bytes: int = 0,
+    allow_files: Path | None = None,
+    allow_hosts: Sequence[str] = (),
+    encoder: EncoderSettings | None = None,
+    **bounds: Any,
 ) -> Settings:
-    """Flags as given, the environment where a flag is absent."""
+    """Flags as given, the environment where a flag is absent.
+
+    ``bounds``: further fields of ``ServerSettings``.
+    """
     environ = os.environ if environ is None else environ
-    if device not in DEVICES:
-        raise ConfigError(f"device {device!r}: expected one of {', '.join(DEVICES)}")
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"port {port}: expected 0 (any free port) to 65535")
+    encoder = encoder or EncoderSettings()
+    _one_of("device", device, DEVICES)
+    if encoder.dtype is not None:
+        _one_of("dtype", encoder.dtype, DTYPES)
+    _in_range("port", port, 0, 65535)
+    _in_range("cache-bytes", cache_bytes, 0, 1 << 50)
+    if encoder.top_patches is not None:
+        _in_range("top-patches", encoder.top_patches, 1, 1 << 24)
+    _in_range("workers", encoder.num_workers, 1, 1024)
+    for name, value in bounds.items():
+        _in_range(name.replace("_", "-"), value, 1, 1 << 50)
+    if allow_files is not None and not allow_files.is_dir():
+        raise ConfigError(f"allow-files {str(allow_files)!r} is no directory")
+    media = MediaPolicy(allow_files, frozenset(host.lower() for host in allow_hosts))
     api_key = api_key or environ.get("OSTINATO_API_KEY") or None
     return Settings(
-        server=ServerSettings(host=host, port=port, api_key=api_key),
+        server=ServerSettings(host=host, port=port, api_key=api_key, media=media, **bounds),
         device=device,
-        is_recording_on=read_switch(environ),
+        is_recording_on=is_recording_on and read_switch(environ),
         cuda_visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        encoder=encoder,
+        served_name=served_name,
+        cache_bytes=cache_bytes,
     )
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} {value!r}: expected one of {', '.join(known)}")
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        what = "0 (any free port)" if name == "port" else str(low)
+        raise ConfigError(f"{name} {value}: expected {what} to {high}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ostinato.cli.encoder_commands import encode, ladder, verify
+from ostinato.cli.flags import AsJson
+from ostinato.cli.serve import CONTEXT, serve
 from ostinato.errors import OstinatoError
 
 app = typer.Typer(
@@ -37,27 +39,10 @@ def root(
     """Records GPU work of multimodal models as CUDA graphs and replays it safely."""
 
 
-@app.command()
-def serve(
-    model: Annotated[str, typer.Option("--model", "--model-path", help="Which model to serve.")],
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.")] = 30000,
-    api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,
-    once: Annotated[bool, typer.Option(help="Leave after the first photograph.")] = False,
-) -> None:
-    """Serve a model over HTTP."""
-    from ostinato.cli.config import resolve_settings
-    from ostinato.cli.device import resolve_device
-    from ostinato.cli.run_server import run_server
-    from ostinato.cli.wiring import load_service
-
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    settings = resolve_settings(device=device, host=host, port=port, api_key=api_key)
-    chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
-    typer.echo(f"ostinato {version('ostinato')}: {model} on {chosen}")
-    service = load_service(model, settings, device=chosen)
-    raise typer.Exit(run_server(service, settings.server, is_once=once, echo=typer.echo))
+app.command(context_settings=CONTEXT)(serve)
+app.command()(encode)
+app.command()(verify)
+app.command()(ladder)
 
 
 @app.command()
@@ -67,20 +52,27 @@ def doctor(
         str | None,
         typer.Option(help="package.module:callable that returns the example inputs."),
     ] = None,
+    model: Annotated[str | None, typer.Option(help="A checkpoint's vision tower.")] = None,
     machine: Annotated[bool, typer.Option("--machine", help="Report on this machine.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say why a callable cannot be recorded, or what this machine can do."""
-    from ostinato.cli.config import resolve_settings
-    from ostinato.cli.doctor import examine, examine_machine
+    """Say why a callable cannot be recorded, or what this machine can do.
 
-    if machine == (target is not None):
-        raise typer.BadParameter("give either package.module:callable or --machine")
-    if target is None:
-        settings = resolve_settings()
-        typer.echo(examine_machine(settings.cuda_visible_devices, as_json=as_json))
+    Without --inputs, example calls come from <callable>_example() or example_inputs() beside it.
+    """
+    from ostinato.cli import doctor as command
+    from ostinato.cli.config import resolve_settings
+
+    command.only_one(target, model, machine)
+    report: Any
+    if machine:
+        report = command.examine_machine(resolve_settings().cuda_visible_devices)
+    elif model is not None:
+        report = command.examine_model(model)
     else:
-        typer.echo(examine(target, inputs, as_json=as_json))
+        report = command.examine_callable(target or "", inputs)
+    typer.echo(report.to_json() if as_json else str(report))
+    raise typer.Exit(1 if getattr(report, "error", None) else 0)
 
 
 def main() -> None:

@@ -1,75 +1,40 @@
-"""Runs a server, sends it the shipped photograph, prints how it was served, keeps serving."""
+"""Runs a server, lets it answer a greeting, prints how that was served, keeps serving."""
 
 from __future__ import annotations
 
-import http.client
-import io
-import json
+import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import uvicorn
 
-from ostinato.assets.photograph import NAME, photograph_bytes
+from ostinato.cli.greeting import Echo, greet
 from ostinato.serve.app import build_app
 from ostinato.serve.device_thread import DeviceThread, Phase
 from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
 
-WARM_UP_LIMIT_S = 600.0
-Echo = Callable[[str], Any]
+WARM_UP_LIMIT_S = 3600.0
 
 
-def half_photograph() -> bytes:
-    """The photograph at half its size: a shape that the start-up did not record."""
-    from PIL import Image
-
-    target = io.BytesIO()
-    with Image.open(io.BytesIO(photograph_bytes())) as image:
-        image.reduce(2).save(target, format="PNG")
-    return target.getvalue()
-
-
-def post_image(settings: ServerSettings, content: bytes) -> dict[str, Any]:
-    """One request over the loopback, as a client would send it."""
-    connection = http.client.HTTPConnection(settings.host, settings.port, timeout=60)
-    headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-    try:
-        connection.request("POST", "/encode", body=content, headers=headers)
-        response = connection.getresponse()
-        body = response.read()
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise RuntimeError(
-            f"the server answered {response.status}: {body.decode(errors='replace')}"
-        )
-    answer: dict[str, Any] = json.loads(body)
-    return answer
+def wait_until_listening(server: uvicorn.Server, limit_s: float = 60.0) -> None:
+    """A warm-up may be over before the socket listens."""
+    deadline_s = time.monotonic() + limit_s
+    while not (server.started or server.should_exit):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"the server does not listen after {limit_s:.0f} s")
+        time.sleep(0.005)
 
 
-def greet(settings: ServerSettings, echo: Echo) -> None:
-    """Send the photograph twice and a smaller one, and print how each was served."""
-    calls = [
-        (NAME, photograph_bytes()),
-        (f"{NAME}, again", photograph_bytes()),
-        (f"{NAME}, half size", half_photograph()),
-    ]
-    for label, content in calls:
-        began_s = time.monotonic()
-        answer = post_image(settings, content)
-        took_ms = (time.monotonic() - began_s) * 1e3
-        shape = answer["outputs"]["tokens"]["shape"]
-        echo(
-            f"{label:<26} {shape[0]:>5} tokens  {answer['route']:<6} {took_ms:6.1f} ms  "
-            f"({answer['reason']})"
-        )
-
-
-def run_server(service: Service, settings: ServerSettings, *, is_once: bool, echo: Echo) -> int:
+def run_server(
+    service: Service,
+    settings: ServerSettings,
+    *,
+    is_once: bool,
+    echo: Echo,
+    is_greeting: bool = True,
+) -> int:
     """Serve until stopped; with ``is_once`` only the greeting. Returns an exit status."""
     app = build_app(service, settings)
     device: DeviceThread = app.state.device
@@ -77,6 +42,8 @@ def run_server(service: Service, settings: ServerSettings, *, is_once: bool, ech
         app, host=settings.host, port=settings.port, log_level="warning", ws="none", lifespan="on"
     )
     listener = config.bind_socket()
+    # asyncio does this for sockets that it made itself; without it every reply waits 40 ms
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     settings = replace(settings, port=listener.getsockname()[1])
     server = uvicorn.Server(config)
     failures: list[str] = []
@@ -86,7 +53,9 @@ def run_server(service: Service, settings: ServerSettings, *, is_once: bool, ech
             phase = device.wait_until_settled(WARM_UP_LIMIT_S)
             if phase is not Phase.READY:
                 raise RuntimeError(f"the warm-up ended as {phase.value}: {device.error}")
-            greet(settings, echo)
+            wait_until_listening(server)
+            if is_greeting:
+                greet(settings, echo)
             if not is_once:
                 echo(f"serving {service.name} on http://{settings.host}:{settings.port}")
         except Exception as error:

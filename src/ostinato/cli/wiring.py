@@ -1,4 +1,4 @@
-"""Joins a model to a server: adapters between the service protocol and torch.
+"""Joins a vision encoder to a server: the adapter between the service protocol and torch.
 
 The only place where ``serve`` and the rest of the package meet.
 """
@@ -7,150 +7,315 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 import ostinato
-from ostinato.assets.photograph import NAME, photograph_bytes
-from ostinato.assets.tiny import PATCH, make_tiny_encoder, pixels_from_image
 from ostinato.cli.config import Settings
-from ostinato.errors import ConfigError, InputError
-from ostinato.serve.images import decode_image
+from ostinato.errors import InputError
 from ostinato.serve.service import Reply, Request, Service
+from ostinato.vision.content_cache import ContentCache, content_key
+from ostinato.vision.contract import VisionConfig
+from ostinato.vision.load import tower_config
+from ostinato.vision.preprocess import (
+    ImageItem,
+    ImageOptions,
+    Limits,
+    Patches,
+    PreprocessConfig,
+    VideoItem,
+    VideoOptions,
+    default_config,
+)
+from ostinato.vision.preprocess import load_config as load_processing
+from ostinato.weights.config import read_config, read_json
+from ostinato.weights.files import find_shipped, open_files
 
-MODELS = ("tiny-photograph",)
-
-
-class Why(Protocol):
-    """How the last call was served."""
-
-    @property
-    def route(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class GraphedCall(Protocol):
-    """The part of ``ostinato.Graphed`` that the server uses."""
-
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor: ...
-    def record(self, pixels: torch.Tensor) -> Any: ...
-    def why(self) -> Why | None: ...
-    def stats(self) -> Any: ...
-    def close(self) -> None: ...
-
-
-class GraphFactory(Protocol):
-    """Makes a recorded call of a callable."""
-
-    def __call__(
-        self, fn: Callable[..., Any], *, name: str, is_recording_on: bool
-    ) -> GraphedCall: ...
+Progress = Callable[[int, int], None]
+IMAGE_OPTIONS = frozenset({"min_pixels", "max_pixels"})
+VIDEO_OPTIONS = IMAGE_OPTIONS | {"fps", "num_frames", "min_frames", "max_frames"}
 
 
-def public_graph(fn: Callable[..., Any], *, name: str, is_recording_on: bool) -> GraphedCall:
-    """``ostinato.graph`` with the one switch that turns recordings off."""
-    config = ostinato.GraphConfig(mode="auto" if is_recording_on else "off")
-    graphed: GraphedCall = ostinato.graph(fn, name=name, config=config)
-    return graphed
+def make_item(kind: str, content: Any, options: Mapping[str, Any]) -> ImageItem | VideoItem:
+    """An item with the options that concern its kind."""
+    if kind == "video":
+        chosen = {name: value for name, value in options.items() if name in VIDEO_OPTIONS}
+        return VideoItem(content, VideoOptions(**chosen))
+    chosen = {name: value for name, value in options.items() if name in IMAGE_OPTIONS}
+    return ImageItem(content, ImageOptions(**chosen))
 
 
-class TinyPhotographService:
-    """A tiny encoder, recorded for the shipped photograph at start-up; any image is served."""
+def to_host(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A float32 copy on the host, waited for; refuses what is not finite."""
+    array = np.array(tensor.detach().float().cpu().numpy())
+    if not np.isfinite(array).all():
+        raise RuntimeError("the encoder's result is not finite")
+    array.flags.writeable = False
+    return array
 
-    name = "tiny-photograph"
 
-    def __init__(self, *, device: str, is_recording_on: bool, graph: GraphFactory) -> None:
-        self._device = torch.device(device)
+@dataclass(frozen=True, eq=False, slots=True)
+class _Waiting:
+    """A prepared item: its patches, and where its result is kept."""
+
+    patches: Patches
+    key: Hashable | None
+
+
+class EncoderService:
+    """A loaded encoder behind the service protocol. Items are single images and videos."""
+
+    def __init__(
+        self,
+        name: str,
+        encoder: ostinato.Encoder,
+        *,
+        is_recording_on: bool = True,
+        cache_bytes: int = 0,
+        facts: Mapping[str, Any] | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        self._name = name
+        self._encoder = encoder
         self._is_recording_on = is_recording_on
-        self._graph = graph
-        self._call: GraphedCall | None = None
+        self._cache: ContentCache[Reply] | None = None
+        if cache_bytes:
+            self._cache = ContentCache(cache_bytes, _reply_bytes)
+        self._num_hits = 0
+        self._facts = dict(facts or {})
+        self._progress = progress
         self._events: list[str] = []
+        self._seen_refusals: set[str] = set()
         self._lock = threading.Lock()
+        processing = encoder.preprocessor.config
+        self._fingerprint = f"{name} {encoder.config} {encoder.dtype} {processing}"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def describe(self) -> Mapping[str, Any]:
+        """Sizes that a client needs to know what it sends and gets."""
+        config, processing = self._encoder.config, self._encoder.preprocessor.config
+        bounds = {
+            kind: {"min_pixels": part.min_pixels, "max_pixels": part.max_pixels}
+            for kind, part in (("image", processing.image), ("video", processing.video))
+        }
+        return {
+            "task": "token_embed",
+            "model_type": config.model_type,
+            "dtype": str(self._encoder.dtype).removeprefix("torch."),
+            "patch_size": config.patch_size,
+            "temporal_patch_size": config.temporal_patch_size,
+            "merge_size": config.merge_size,
+            "embedding_width": config.out_width,
+            "deepstack_levels": len(config.deepstack_blocks),
+            "max_decoded_pixels": self._encoder.preprocessor.limits.max_decoded_pixels,
+            "pixel_limits": bounds,
+            **self._facts,
+        }
 
     def warm_up(self) -> None:
-        """Build the encoder and record it for the photograph."""
-        encoder = make_tiny_encoder(str(self._device))
-        self._call = self._graph(encoder, name=self.name, is_recording_on=self._is_recording_on)
+        """Record the ladder."""
         if not self._is_recording_on:
             self._note("recordings are switched off: every call is served directly")
             return
-        image = decode_image(photograph_bytes(), max_pixels=2**20)
-        pixels = pixels_from_image(image).to(self._device)
         began_s = time.monotonic()
-        with torch.inference_mode():
-            self._call.record(pixels)
-        took_ms = (time.monotonic() - began_s) * 1e3
-        self._note(f"recorded {self.name} for {NAME} {tuple(pixels.shape)} in {took_ms:.0f} ms")
+        self._encoder.warm_up(self._progress)
+        stats, took_s = self._encoder.stats(), time.monotonic() - began_s
+        held = f"{stats.device_bytes_held / 2**20:.0f} MiB"
+        self._note(f"recorded {stats.num_recordings} sizes in {took_s:.1f} s, {held} held")
+
+    def prepare(self, requests: Sequence[Request]) -> list[Request | Reply | Exception]:
+        """Decode and resize in the preprocessor's threads, but for what the cache holds."""
+        results: list[Request | Reply | Exception] = []
+        missing: list[int] = []
+        items: list[ImageItem | VideoItem] = []
+        keys: list[Hashable | None] = []
+        for request in requests:
+            item = make_item(**request.inputs)
+            key = self._key(request.inputs["kind"], item)
+            held = None if key is None or self._cache is None else self._cache.peek(key)
+            if held is not None:
+                results.append(held)
+                continue
+            missing.append(len(results))
+            results.append(request)
+            items.append(item)
+            keys.append(key)
+        with self._lock:
+            self._num_hits += len(requests) - len(items)
+        prepared = self._encoder.preprocessor.batch(items) if items else []
+        for place, patches, key in zip(missing, prepared, keys, strict=True):
+            if isinstance(patches, InputError):
+                results[place] = patches
+            else:
+                inputs = {"waiting": _Waiting(patches, key), "values": patches.pixel_values}
+                results[place] = Request(inputs)
+        return results
 
     def serve(self, requests: Sequence[Request]) -> list[Reply | Exception]:
-        """One call per image; an image that cannot be served does not harm its neighbours."""
+        """One call of the encoder for all; where it fails, one for each."""
+        waiting: list[_Waiting] = [request.inputs["waiting"] for request in requests]
+        try:
+            return list(self._encode(waiting))
+        except Exception as error:
+            if len(waiting) == 1:
+                return [error]
         results: list[Reply | Exception] = []
-        for request in requests:
+        for item in waiting:
             try:
-                results.append(self._serve_one(request))
+                results += self._encode([item])
             except Exception as error:
                 results.append(error)
         return results
 
-    def _serve_one(self, request: Request) -> Reply:
-        assert self._call is not None
-        image = request.inputs["image"]
-        if min(image.shape[:2]) < PATCH:
-            height, width = image.shape[:2]
-            raise InputError(f"the image is {width} x {height} pixels, at least {PATCH} are needed")
-        began_s = time.monotonic()
-        pixels = pixels_from_image(image)
-        prepared_s = time.monotonic()
-        with torch.inference_mode():
-            output = self._call(pixels.to(self._device))
-            tokens = output.cpu().numpy()
-        stage_ms = {
-            "prepare": (prepared_s - began_s) * 1e3,
-            "encode": (time.monotonic() - prepared_s) * 1e3,
-        }
-        why = self._call.why()
-        assert why is not None  # this thread has just made a call
-        return Reply({"tokens": tokens}, why.route, why.reason, stage_ms)
+    def _encode(self, waiting: Sequence[_Waiting]) -> list[Reply]:
+        """Equal keys are encoded once."""
+        places: dict[Hashable, int] = {}
+        own = [places.setdefault(item.key or id(item), len(places)) for item in waiting]
+        unique: dict[int, _Waiting] = {}
+        for place, item in zip(own, waiting, strict=True):
+            unique.setdefault(place, item)
+        stage_ms: dict[str, float] = {}
+        encoded = self._encoder.encode_items(
+            [item.patches for item in unique.values()], stage_ms=stage_ms
+        )
+        began_s = time.perf_counter()
+        outputs = [_arrays(result) for result in encoded]  # waits for the device
+        stage_ms["replay"] += (time.perf_counter() - began_s) * 1e3
+        made: list[Reply] = []
+        for item, result, arrays in zip(unique.values(), encoded, outputs, strict=True):
+            facts = {"kind": item.patches.kind, "grid_thw": list(result.grid_thw)}
+            made.append(Reply(arrays, result.route.route, _reason(result), {}, facts))
+            self._keep(item.key, made[-1])
+        return [
+            replace(made[place], stage_ms={**_own_stages(item.patches), **stage_ms})
+            for place, item in zip(own, waiting, strict=True)
+        ]
+
+    def _key(self, kind: str, item: ImageItem | VideoItem) -> Hashable | None:
+        if self._cache is None:
+            return None
+        return content_key(item.source, kind=kind, options=item.options, model=self._fingerprint)
+
+    def _keep(self, key: Hashable | None, reply: Reply) -> None:
+        if self._cache is not None and key is not None:
+            held = replace(reply, route="cache", reason=f"encoded before by route {reply.route}")
+            self._cache.get(key, lambda: held)
 
     def snapshot(self) -> Mapping[str, float]:
-        """The runtime's own counters, those that are plain numbers."""
-        if self._call is None:
-            return {}
-        try:
-            stats = self._call.stats()
-        except ConfigError:  # nothing was called yet, so there is nothing to count
-            return {}
-        if is_dataclass(stats) and not isinstance(stats, type):
-            stats = asdict(stats)
-        numbers = dict(stats) if isinstance(stats, Mapping) else {}
-        return {k: float(v) for k, v in numbers.items() if isinstance(v, int | float)}
+        """The runtime's counters, those that are plain numbers, and the cache's."""
+        stats = self._encoder.stats()
+        numbers = {
+            name: float(value)
+            for name, value in vars(stats).items()
+            if isinstance(value, int | float)
+        }
+        numbers |= {f"calls_{route}": float(count) for route, count in stats.calls.items()}
+        numbers["waste"] = stats.waste
+        if self._cache is not None:
+            cache = self._cache.stats()
+            numbers |= {
+                "cache_hits": float(self._num_hits),
+                "cache_misses": float(cache.num_misses),
+                "cache_evicted": float(cache.num_evicted),
+                "cache_oversized": float(cache.num_oversized),
+                "cache_bytes": float(cache.num_bytes),
+            }
+        return numbers
 
     def events(self) -> list[str]:
-        """Sentences since the last call."""
+        """Sentences since the last call, new refusals among them."""
         with self._lock:
+            for key, reason in self._encoder.stats().refusals.items():
+                if key not in self._seen_refusals:
+                    self._seen_refusals.add(key)
+                    self._events.append(f"not recorded, served directly: {key}: {reason}")
             events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """Free the recordings."""
-        if self._call is not None:
-            self._call.close()
+        """Free the recordings and stop the preprocessing threads."""
+        self._encoder.close()
 
     def _note(self, sentence: str) -> None:
         with self._lock:
             self._events.append(sentence)
 
 
-def load_service(
-    model: str, settings: Settings, *, device: str, graph: GraphFactory = public_graph
-) -> Service:
-    """The service for a model name."""
-    if model not in MODELS:
-        raise ConfigError(f"model {model!r} is not known; this build serves: {', '.join(MODELS)}")
-    return TinyPhotographService(
-        device=device, is_recording_on=settings.is_recording_on, graph=graph
+def _arrays(result: ostinato.Encoded) -> dict[str, np.ndarray[Any, Any]]:
+    levels = {f"deepstack.{k}": to_host(level) for k, level in enumerate(result.deepstack)}
+    return {"embeddings": to_host(result.embeddings), **levels}
+
+
+def _reason(result: ostinato.Encoded) -> str:
+    sizes = ", ".join(f"{size} {axis}" for axis, size in result.route.rung)
+    return f"{result.route.reason} ({sizes})" if sizes else result.route.reason
+
+
+def _own_stages(patches: Patches) -> dict[str, float]:
+    return {"decode": patches.decode_ms, "resize": patches.transform_ms}
+
+
+def _reply_bytes(reply: Reply) -> int:
+    return sum(array.nbytes for array in reply.outputs.values())
+
+
+def load_encoder(
+    model: str, settings: Settings, *, device: str, warm_up: bool = True, progress: Progress
+) -> ostinato.Encoder:
+    """The encoder that the flags and the switches ask for."""
+    chosen = settings.encoder
+    graph = ostinato.GraphConfig(
+        mode="auto" if settings.is_recording_on else "off",
+        budget_bytes=chosen.budget_bytes,
+        ladder_ratio=chosen.ladder_ratio,
     )
+    return ostinato.load_encoder(
+        model,
+        device=device,
+        dtype=None if chosen.dtype is None else getattr(torch, chosen.dtype),
+        graph=graph,
+        numerics=chosen.numerics,
+        top_patches=chosen.top_patches_on(device),
+        warm_up=warm_up,
+        workers=chosen.num_workers,
+        limits=Limits(max_decoded_pixels=chosen.max_image_pixels),
+        progress=progress,
+    )
+
+
+def load_service(
+    model: str,
+    settings: Settings,
+    *,
+    device: str,
+    progress: Progress = lambda done, total: None,
+) -> Service:
+    """The service for a model; its weights are loaded, nothing is recorded yet."""
+    encoder = load_encoder(model, settings, device=device, warm_up=False, progress=progress)
+    return EncoderService(
+        settings.served_name or model,
+        encoder,
+        is_recording_on=settings.is_recording_on,
+        cache_bytes=settings.cache_bytes,
+        facts={"largest_recorded_patches": settings.encoder.top_patches_on(device)},
+        progress=progress,
+    )
+
+
+def tower_and_processing(model: str) -> tuple[VisionConfig, PreprocessConfig]:
+    """Sizes and processing of a model, from its configuration alone; no weights are read."""
+    shipped = find_shipped(model)
+    config = read_json(shipped, model) if shipped else read_config(open_files(model))
+    family, fields = tower_config(config)
+    tower = family.read_config(fields)
+    is_local = shipped is None and Path(model).is_dir()
+    kind = tower.model_type
+    return tower, load_processing(model, kind) if is_local else default_config(kind)

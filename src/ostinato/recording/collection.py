@@ -156,6 +156,18 @@ class Collection:
             family.direct_times.add(example[self._region.axes[0]], made.direct_us)
         return made
 
+    def worth_recording(self, family: Family) -> list[Rung]:
+        """The rungs of a warm-up, largest first: the whole ladder, or, where an earlier process
+        left word, the top and those that served calls. Others are recorded when they are wanted.
+        """
+        rungs = family.all_rungs()
+        used = set(self._remembered.used_rungs(family.key))
+        return [rung for rung in rungs if rung == rungs[0] or rung in used] if used else rungs
+
+    def note_use(self, family: Family, rung: Rung) -> None:
+        """A rung has served its first call."""
+        self._remembered.keep_rung(family.key, rung)
+
     def later(self, what: Hashable, request: Request, make: Callable[[Request], Any]) -> None:
         """Make a recording once the lane is idle, from copies of this call's inputs."""
         if what in self._pending:

@@ -17,7 +17,7 @@ import torch
 
 from ostinato import state
 from ostinato.errors import CaptureFailed, RecordingRefused
-from ostinato.recording import cuda_census, cuda_heal
+from ostinato.recording import cuda_census, cuda_heal, cuda_sync
 from ostinato.recording.backend import Body
 from ostinato.recording.collecting import collection_held_off
 
@@ -81,14 +81,16 @@ class CudaPool:
                 rule="capture-failed",
                 fix="find out why with ostinato doctor",
             )
-        direct_kernels = cuda_census.count_kernels(lambda count: self._run(body, count))
+        direct_kernels = self._count(body)
         capture = _Capture(self._pool.id, generators)
-        with collection_held_off():
+        with collection_held_off(), cuda_sync.gate.capturing():
             activity = state.Activity(state.Phase.RECORDING, capture)
             error = capture.run(body, activity)
         if error is not None:
             raise error
         recorded = capture.finish(self._backend.bytes_per_node)
+        if direct_kernels is not None and direct_kernels < capture.num_kernels:
+            direct_kernels = self._count(body)  # some launches were missed
         if direct_kernels is not None and capture.num_kernels < direct_kernels:
             recorded.free()
             raise RecordingRefused(
@@ -98,6 +100,10 @@ class CudaPool:
                 fix="stay on the current stream, or join side streams to it",
             )
         return recorded
+
+    def _count(self, body: Body) -> int | None:
+        """Kernels of a direct call, wherever they run; the call is a warm-up too."""
+        return cuda_census.count_kernels(lambda count: self._run(body, count))
 
     def bytes_held(self) -> int:
         segments = torch.cuda.memory_snapshot(mempool_id=self._pool.id)
@@ -244,6 +250,7 @@ class CudaBackend:
         self._is_closed = False
 
     def attach(self) -> None:
+        cuda_sync.install()
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self.stream)
         _warm_libraries(self.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -91,6 +92,7 @@ def _cupti() -> ctypes.CDLL | None:
     return None
 
 
+_SUBSCRIBE_ATTEMPTS = 4
 _subscribing = threading.Lock()
 
 
@@ -115,7 +117,10 @@ class KernelCount:
 
 
 def count_kernels(call: Callable[[KernelCount], Any]) -> int | None:
-    """Run ``call`` and count the kernels that this thread launched in it, on any stream."""
+    """Run ``call`` and count the kernels that this thread launched in it, on any stream.
+
+    ``None`` where nothing could be counted: no CUPTI, or another profiler holds it.
+    """
     library, count = _cupti(), KernelCount()
     if library is None:
         call(count)
@@ -128,16 +133,27 @@ def count_kernels(call: Callable[[KernelCount], Any]) -> int | None:
     callback = _Callback(on_launch)
     subscriber = ctypes.c_void_p()
     with _subscribing:
-        if library.cuptiSubscribe(ctypes.byref(subscriber), callback, None) != 0:
+        if not _subscribe(library, subscriber, callback):
             call(count)
             return None
         try:
-            for which in _LAUNCHES:
+            refused = [
                 library.cuptiEnableCallback(1, subscriber, _DRIVER_API, which)
+                for which in _LAUNCHES
+            ]
             call(count)
         finally:
             library.cuptiUnsubscribe(subscriber)
             # Detach it from the process: while CUPTI is attached every graph launch takes ten
             # times as long (measured: 25 us became 350 us for 700 nodes).
             library.cuptiFinalize()
-    return count.number
+    return None if any(refused) else count.number
+
+
+def _subscribe(library: ctypes.CDLL, subscriber: ctypes.c_void_p, callback: Any) -> bool:
+    """Attach; a detachment of a moment ago may still be under way."""
+    for attempt in range(_SUBSCRIBE_ATTEMPTS):
+        if library.cuptiSubscribe(ctypes.byref(subscriber), callback, None) == 0:
+            return True
+        time.sleep(0.001 * (attempt + 1))
+    return False

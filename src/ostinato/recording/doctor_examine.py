@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from ostinato.errors import UnkeyableArgument
 from ostinato.recording import doctor_arguments, gate, tree
-from ostinato.recording.calls import storage_key
+from ostinato.recording.calls import has_storage, storage_key
 from ostinato.recording.doctor_report import Diagnosis, Measurements, Report, in_order
 from ostinato.recording.doctor_rules import diagnosis
 from ostinato.recording.doctor_run import Run, Stopped
@@ -108,7 +108,8 @@ class Examination:
 
     def _tell_run(self, run: Run) -> None:
         found = self._survey
-        owned = {storage_key(t) for t in (*found.tensors, *_slot_tensors(found.slots))}
+        held = (*found.tensors, *_slot_tensors(found.slots))
+        owned = {storage_key(t) for t in held if has_storage(t)}
         made = run.tracker.summary(None)
         for tensor in made.reads:
             key = storage_key(tensor)

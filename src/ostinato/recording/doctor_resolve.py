@@ -24,6 +24,17 @@ def resolve(target: str) -> Resolved:
     Examples come from ``<callable>_example()`` or ``example_inputs()`` in the same module, which
     return ``(args, kwargs)`` or a list of such. Raises ``ConfigError`` that names what is missing.
     """
+    module, found, name = _find(target)
+    return Resolved(found, _examples(target, module, name))
+
+
+def find_callable(target: str) -> Callable[..., Any]:
+    """The callable alone. Raises ``ConfigError``."""
+    return _find(target)[1]
+
+
+def _find(target: str) -> tuple[Any, Callable[..., Any], str]:
+    """Module, callable, and the last part of its name."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
         raise ConfigError(f"{target!r}: expected package.module:callable")
@@ -38,7 +49,7 @@ def resolve(target: str) -> Resolved:
         found = getattr(found, name)
     if not callable(found):
         raise ConfigError(f"{target!r} is a {type(found).__qualname__}; expected a callable")
-    return Resolved(found, _examples(target, module, path.rpartition(".")[2]))
+    return module, found, path.rpartition(".")[2]
 
 
 def _examples(target: str, module: Any, name: str) -> list[Call]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ostinato.recording.survey import Slot, Survey
+from ostinato.recording.survey import Slot, Survey, attributes_of
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)  # others may compute what they hold
@@ -75,7 +75,7 @@ class PythonState:
             bits = value.bit_generator
             self._generators.append((lambda s: setattr(bits, "state", s), bits.state))
         elif not isinstance(value, (type, types.ModuleType, torch.Tensor, types.FunctionType)):
-            self._add(label, getattr(value, "__dict__", None))
+            self._add(label, attributes_of(value))
 
     def _add(self, label: str, owner: Any) -> None:
         if id(owner) in self._owners:

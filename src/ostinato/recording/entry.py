@@ -17,6 +17,8 @@ from ostinato.recording.key import Key
 from ostinato.recording.ladder import Axis
 from ostinato.recording.results import Results
 
+MAX_KNOWN_LENGTHS = 1024
+
 
 @dataclass(eq=False)
 class Entry:
@@ -42,6 +44,7 @@ class Entry:
     is_preferred: bool = True
     is_alive: bool = True
     hits: int = 0
+    _known_lengths: dict[tuple[int, ...], list[dict[int, int]]] = field(default_factory=dict)
 
     @property
     def own_bytes(self) -> int:
@@ -64,7 +67,17 @@ class Entry:
             return self.results.borrow(tensors)
         if sizes is None:
             return self.results.hand_out(tensors)
-        return self.results.cut(tensors, self.inputs.tensors, lengths(self.result_growth, sizes))
+        return self.results.cut(tensors, self.inputs.tensors, self._lengths(sizes))
+
+    def _lengths(self, sizes: Mapping[Axis, int]) -> list[dict[int, int]]:
+        """What a call of these sizes gets of each result; worked out once for each."""
+        key = tuple(sizes.values())
+        found = self._known_lengths.get(key)
+        if found is None:
+            if len(self._known_lengths) >= MAX_KNOWN_LENGTHS:
+                self._known_lengths.clear()
+            found = self._known_lengths[key] = lengths(self.result_growth, sizes)
+        return found
 
     def _write_back(self, i: int, given: torch.Tensor) -> None:
         static = self.inputs.tensors[i]

@@ -24,7 +24,7 @@ class Family:
     def __init__(self, region: Region, key: Key, ratio: float) -> None:
         self._region = region
         self._axes = region.axes
-        self._key = key
+        self.key = key
         self._ladders: dict[Axis, Ladder] = {axis: axis.ladder(ratio) for axis in self._axes}
         self.entries: dict[Rung, Entry] = {}
         self.denied: dict[Rung, str] = {}
@@ -98,10 +98,10 @@ class Family:
     def key_of(self, rung: Rung) -> Key:
         """The key of a rung's recording: this kind of call at the rung's sizes."""
         sizes = self.sizes_of(rung)
-        specs = list(self._key.specs)
+        specs = list(self.key.specs)
         for i, growth in self._region.grows.items():
             specs[i] = specs[i].resized({d: g.length(sizes[g.axis]) for d, g in growth.items()})
-        return self._key._replace(specs=tuple(specs))
+        return self.key._replace(specs=tuple(specs))
 
     def all_rungs(self) -> list[Rung]:
         """Every combination of the ladders, largest first."""

@@ -142,6 +142,34 @@ def _float32_modes() -> tuple[Hashable, ...]:
         return tuple([_C._get_fp32_precision_getter(*which) for which in _PRECISIONS])
 
 
+@cache
+def _uncovered() -> tuple[Callable[[], Hashable], ...]:
+    names = (
+        "_get_cudnn_allow_tf32",
+        "_get_cublas_allow_fp16_accumulation",
+        "_get_cudnn_enabled",
+        "_get_cudnn_benchmark",
+        "_get_cudnn_deterministic",
+        "_get_deterministic_fill_uninitialized_memory",
+        "_get_flash_sdp_enabled",
+        "_get_mem_efficient_sdp_enabled",
+        "_get_math_sdp_enabled",
+        "_get_cudnn_sdp_enabled",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_get_blas_preferred_backend",
+        "_get_float32_matmul_precision",
+    )
+    return tuple(map(_switch, names))
+
+
+def uncovered_switches() -> list[Hashable]:
+    """The process's switches that torch's own check of the global state leaves out."""
+    try:
+        return [switch() for switch in _uncovered()]
+    except RuntimeError:  # the newer precision API was used: never equal, so a key is made
+        return [object()]
+
+
 def numeric_modes(device_type: str) -> tuple[Hashable, ...]:
     """The thread's and the process's switches that change what a call computes (``MODE_NAMES``)."""
     autocast = torch.is_autocast_enabled(device_type)

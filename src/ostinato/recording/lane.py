@@ -127,9 +127,12 @@ def _work(
     ready.set_result(None)
     waiting: deque[_Job] = deque()
     while True:
+        is_quiet = False
         try:
             job = inbox.get(timeout=IDLE_SECONDS if waiting else None)
         except queue.Empty:
+            is_quiet = True  # not inside this block: a job's errors would carry this one along
+        if is_quiet:
             lane = owner()
             if lane is None or time.monotonic() - lane.last_used >= IDLE_SECONDS:
                 _run(waiting.popleft(), lane)

@@ -54,8 +54,9 @@ class Ledger:
     may check at any time.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], *, is_private: bool = False) -> None:
         self._fn = fn
+        self._is_private = is_private
         self._extra: list[torch.Tensor] = []
         self._extra_slots: list[Slot] = []
         self._epoch = 0
@@ -145,7 +146,11 @@ class Ledger:
         if len(self._variants) > MAX_VARIANTS:
             del self._variants[next(iter(self._variants))]
         self._watched = _Watched(
-            list(held.values()), slots, found, Generation(self._epoch, variant)
+            list(held.values()),
+            slots,
+            found,
+            Generation(self._epoch, variant),
+            is_private=self._is_private,
         )
 
     def _refresh(self) -> Generation:
@@ -177,13 +182,21 @@ class _Watched:
         slots: Sequence[Slot],
         found: Survey,
         generation: Generation,
+        *,
+        is_private: bool,
     ) -> None:
         self.tensors = tensors
         self.slots = slots
         self.containers = found.containers
         self.generation = generation
         self._addresses = rawmemory.AddressWatch(tensors)
-        self._values = _ValueWatch(slots, [*found.containers, *found.hook_dicts], found.namespaces)
+        if is_private:
+            self._values = _ValueWatch(
+                [s for s in slots if isinstance(s.value, torch.Tensor)], [], []
+            )
+        else:
+            sized = [*found.containers, *found.hook_dicts]
+            self._values = _ValueWatch(slots, sized, found.namespaces)
         self._arrays = found.arrays
         self._elements = [a.tobytes() for a in found.arrays]
 

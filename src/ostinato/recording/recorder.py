@@ -20,6 +20,8 @@ from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe
 from ostinato.recording.results import Results
 from ostinato.recording.spec import TensorSpec
 
+TIMED_CALLS = 3
+
 
 class _OutOfRoom(Exception):
     """The recording does not fit beside what its generation holds."""
@@ -194,7 +196,7 @@ class Recorder:
             entry.is_preferred = is_worth_it(entry.recorded_us, entry.direct_us)
 
     def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
-        """Microseconds of a whole recorded and a whole direct call of the example, best of five."""
+        """Microseconds of a recorded and of a direct call of the example, best of three."""
         writes = order.region.writes
         example = [copy_of(t) if i in writes else t for i, t in enumerate(order.example.tensors)]
         sizes = order.region.sizes_of(example) if order.rung is not None else None
@@ -208,7 +210,7 @@ class Recorder:
             self._backend.synchronize()
 
         recorded()
-        times = [1e6 * best_of(call, time.perf_counter) for call in (recorded, direct)]
+        times = [1e6 * best_of(call, time.perf_counter, TIMED_CALLS) for call in (recorded, direct)]
         entry.hits = 0
         examination.restore()
         return times[0], times[1]

@@ -38,7 +38,9 @@ class Region:
 
     ``grows``: input -> dimension -> how it grows. ``uploads``: inputs that arrive on the host and
     travel in one upload. ``in_place``: inputs that are read where they are (their address is part
-    of the key). ``result_growth``: how long each result is; found by trial calls where it is not
+    of the key). ``is_private``: only the region's owner can rebind what
+    the callable's code reads, and does not; tensors alone are watched.
+    ``result_growth``: how long each result is; found by trial calls where it is not
     given. ``writes``: inputs that the callable writes to; they are written back. ``state``:
     tensors that it writes to and that warm-up and gate must not spoil: then ``gate_inputs`` must
     point to scratch.
@@ -52,6 +54,7 @@ class Region:
     writes: frozenset[int] = frozenset()
     state: Sequence[torch.Tensor] = ()
     gate_inputs: GateInputs | None = None
+    is_private: bool = False
     result_growth: ResultGrowth | None = None
 
     def __post_init__(self) -> None:

@@ -68,6 +68,12 @@ class Counters:
         self._num_exact += 1
         self._last.route = EXACT
 
+    def count_rows(self, num_real: int, num_padding: int) -> None:
+        """Rows that one call of a rung computed."""
+        with self._lock:
+            self._numbers["rows_served"] += num_real
+            self._numbers["rows_padded"] += num_padding
+
     def count(self, route: Route) -> None:
         """One call was served like this, on this thread."""
         with self._lock:

@@ -105,6 +105,18 @@ class Section:
         found = self._known.get(short_hash(str(key)), {}).get("refused")
         return str(found) if found else None
 
+    def used_rungs(self, key: object) -> list[tuple[int, ...]]:
+        """Rungs of one family that served calls of an earlier process; empty when none is known."""
+        found = self._known.get(f"ladder {short_hash(str(key))}", {}).get("rungs", [])
+        return [tuple(int(n) for n in rung) for rung in found]
+
+    def keep_rung(self, key: object, rung: tuple[int, ...]) -> None:
+        """A rung has served a call."""
+        known = self.used_rungs(key)
+        if rung not in known:
+            rungs = [list(r) for r in [*known, rung]]
+            self._put(f"ladder {short_hash(str(key))}", {"rungs": rungs})
+
     def keep_times(self, key: object, recorded_us: float | None, direct_us: float | None) -> None:
         if recorded_us is not None and direct_us is not None:
             self._keep(key, {"times_us": [round(recorded_us, 2), round(direct_us, 2)]})
@@ -113,7 +125,9 @@ class Section:
         self._keep(key, {"refused": reason})
 
     def _keep(self, key: object, value: dict[str, Any]) -> None:
-        item = short_hash(str(key))
+        self._put(short_hash(str(key)), value)
+
+    def _put(self, item: str, value: dict[str, Any]) -> None:
         if self._store is not None and self._known.get(item) != value:
             self._known[item] = value
             self._store.put(self._name, item, value)

@@ -2,9 +2,10 @@
 on.
 
 A walk from the callable through modules, closures, named globals, attributes and small containers.
-An attribute or a global counts only when reachable code can name it; where code asks for
-attributes by computed names, all of them count. Libraries (torch, numpy, the standard library)
-are not entered, except for the code of ``torch.nn`` layers, whose attributes are part of a model.
+An attribute or a global counts only when reachable code can name it; where code asks for attributes
+by computed names, all of them count. Installed packages are read for the names that their code
+mentions; their globals are not watched. Libraries (torch, numpy, the standard library) are not
+entered, except for the code of ``torch.nn`` layers, whose attributes are part of a model.
 """
 
 from __future__ import annotations
@@ -135,14 +136,14 @@ class _Walker:
             if value.nbytes <= MAX_ARRAY_BYTES:
                 self.result.arrays.append(value)
         elif isinstance(value, types.ModuleType):
-            if not _is_library(value.__name__):
+            if not (_is_library(value.__name__) or _is_installed(value.__name__)):
                 self._named(vars(value), label)
         elif isinstance(value, type):
             self._class(value, label)
         elif not _is_library(type(value).__module__) or isinstance(value, _NAMESPACES):
             self._object(value, label)
         else:
-            self._wrapper(_attributes(value), label)
+            self._wrapper(attributes_of(value), label)
 
     def _wrapper(self, attributes: dict[str, Any], label: str) -> bool:
         """Visit what ``functools.cache`` and its like wrap; False for other objects."""
@@ -153,7 +154,7 @@ class _Walker:
         return False
 
     def _object(self, value: Any, label: str) -> None:
-        attributes = _attributes(value)
+        attributes = attributes_of(value)
         if self._wrapper(attributes, label):
             return
         if attributes:
@@ -207,9 +208,14 @@ class _Walker:
                 self._slot(fn, "__defaults__", fn.__defaults__, f"{label} defaults", fn)
             if fn.__kwdefaults__:
                 self.visit(fn.__kwdefaults__, f"{label} defaults")
-            names = set(_names_of(fn.__code__))
-            for name in names.intersection(fn.__globals__):
-                self._slot(fn.__globals__, name, fn.__globals__[name], f"{fn.__module__}.{name}")
+            names = set(_names_of(fn.__code__)).intersection(fn.__globals__)
+            is_installed = _is_installed(fn.__module__ or "")
+            for name in names:
+                value = fn.__globals__[name]
+                if not is_installed:
+                    self._slot(fn.__globals__, name, value, f"{fn.__module__}.{name}")
+                elif isinstance(value, (types.FunctionType, type)):
+                    self.visit(value, f"{fn.__module__}.{name}")
 
     def _container(self, value: Any, label: str) -> None:
         if not isinstance(value, (tuple, frozenset)):
@@ -266,7 +272,7 @@ def _names_of(code: types.CodeType) -> Iterator[str]:
             yield from _names_of(const)
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     """An object's own attributes. Not ``getattr``: an object that imports or computes what it is
     asked for must not do so here.
     """
@@ -290,10 +296,22 @@ def _is_library(module: str) -> bool:
     return root in _LIBRARIES or module.startswith(("ostinato.recording", "ostinato.state"))
 
 
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """True for a module of an installed package. Its code is read for the names it mentions, since
+    models' attributes are read there; its own globals are what nobody rebinds between two calls.
+    """
+    found = sys.modules.get(module.partition(".")[0])
+    path = str(getattr(found, "__file__", None) or "").replace("\\", "/")
+    return "/site-packages/" in path or "/dist-packages/" in path
+
+
 def _is_library_code(value: Any) -> bool:
     """Modules, classes and functions of libraries: what nobody rebinds between two calls."""
     if isinstance(value, types.ModuleType):
-        return _is_library(value.__name__)
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        return _is_library(value.__module__ or "builtins")
-    return False
+        name = value.__name__
+    elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        name = value.__module__ or "builtins"
+    else:
+        return False
+    return _is_library(name) or _is_installed(name)

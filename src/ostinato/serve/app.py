@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
 from ostinato.serve.device_thread import DeviceThread
-from ostinato.serve.encode import encode_router
 from ostinato.serve.guard import install_guard
 from ostinato.serve.health import health_router
 from ostinato.serve.metrics import Metrics, metrics_router
+from ostinato.serve.models import models_router
+from ostinato.serve.pooling.routes import pooling_router
 from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
 
@@ -26,9 +28,17 @@ def installed_version() -> str:
 
 
 def build_app(service: Service, settings: ServerSettings) -> FastAPI:
-    """The application; its device thread starts and stops with it (``app.state.device``)."""
-    device = DeviceThread(service, max_queued=settings.max_queued, max_batch=settings.max_batch)
-    metrics = Metrics(service, device)
+    """The application; its threads start and stop with it (``app.state.device``)."""
+    metrics = Metrics(service)
+    device = DeviceThread(
+        service,
+        max_queued=settings.max_queued,
+        max_queued_bytes=settings.max_queued_bytes,
+        max_batch=settings.max_batch,
+        on_batch=metrics.count_batch,
+    )
+    metrics.watch(device)
+    workers = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="ostinato-request")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -37,11 +47,13 @@ def build_app(service: Service, settings: ServerSettings) -> FastAPI:
             yield
         finally:
             device.stop()
+            workers.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="Ostinato", version=installed_version(), lifespan=lifespan)
     app.state.device = device
     install_guard(app, settings, metrics)
     app.include_router(health_router(device))
     app.include_router(metrics_router(metrics))
-    app.include_router(encode_router(service.name, device, metrics, settings))
+    app.include_router(models_router(service))
+    app.include_router(pooling_router(service, device, metrics, settings, workers))
     return app

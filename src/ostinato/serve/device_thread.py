@@ -1,6 +1,6 @@
 """The one thread that owns the device, behind a bounded queue.
 
-Handlers hand requests over and wait for a future; the event loop never computes. Requests that
+Handlers hand requests over and wait for futures; the event loop never computes. Requests that
 arrive together are served together. It knows the service protocol and nothing of HTTP.
 """
 
@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -40,10 +41,21 @@ class _Waiting:
 class DeviceThread:
     """Warms a service up and serves its queue until it is stopped."""
 
-    def __init__(self, service: Service, *, max_queued: int = 64, max_batch: int = 8) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        max_queued: int = 256,
+        max_queued_bytes: int = 4 << 30,
+        max_batch: int = 32,
+        on_batch: Callable[[int], None] = lambda num_requests: None,
+    ) -> None:
         self._service = service
         self._max_queued = max_queued
+        self._max_queued_bytes = max_queued_bytes
         self._max_batch = max_batch
+        self._on_batch = on_batch
+        self._queued_bytes = 0
         self._queue: deque[_Waiting] = deque()
         self._changed = threading.Condition()
         self._phase = Phase.STARTING
@@ -79,19 +91,40 @@ class DeviceThread:
 
         A future that is cancelled before its turn is skipped.
         """
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Future[Reply]]:
+        """Queue all of them side by side, or none (``Overloaded``)."""
+        num_bytes = sum(request.num_bytes for request in requests)
         with self._changed:
-            if self._phase is not Phase.READY:
-                raise Overloaded(f"the model is {self._phase.value}", retry_after_s=1)
-            if len(self._queue) >= self._max_queued:
-                wait_s = math.ceil(len(self._queue) * self._request_s)
-                raise Overloaded(
-                    f"{len(self._queue)} requests are waiting, the most allowed",
-                    retry_after_s=max(1, wait_s),
-                )
-            future: Future[Reply] = Future()
-            self._queue.append(_Waiting(request, future, time.monotonic()))
+            self._check(len(requests), num_bytes)
+            now_s = time.monotonic()
+            waiting = [_Waiting(request, Future(), now_s) for request in requests]
+            self._queue.extend(waiting)
+            self._queued_bytes += num_bytes
             self._changed.notify_all()
-            return future
+            return [item.future for item in waiting]
+
+    def check_room(self, num_requests: int = 1) -> None:
+        """Raise the ``Overloaded`` that ``submit`` would raise now, before work is spent."""
+        with self._changed:
+            self._check(num_requests, 0)
+
+    def _check(self, num_requests: int, num_bytes: int) -> None:
+        if self._phase is not Phase.READY:
+            raise Overloaded(f"the model is {self._phase.value}", retry_after_s=1)
+        waiting = len(self._queue)
+        retry_after_s = max(1, math.ceil(waiting * self._request_s))
+        if waiting + num_requests > self._max_queued:
+            raise Overloaded(
+                f"{waiting} requests are waiting, {self._max_queued} may",
+                retry_after_s=retry_after_s,
+            )
+        if waiting and self._queued_bytes + num_bytes > self._max_queued_bytes:
+            raise Overloaded(
+                f"{self._queued_bytes} bytes are waiting, {self._max_queued_bytes} may",
+                retry_after_s=retry_after_s,
+            )
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Refuse new requests, cancel the waiting ones, finish the running ones, close."""
@@ -128,6 +161,7 @@ class DeviceThread:
     def _cancel_waiting(self) -> None:
         while self._queue:
             self._queue.popleft().future.cancel()
+        self._queued_bytes = 0
 
     def _take(self) -> list[_Waiting]:
         """The requests that wait now, at most one batch; empty when it is time to stop."""
@@ -138,12 +172,14 @@ class DeviceThread:
                     return []
                 count = min(len(self._queue), self._max_batch)
                 taken = [self._queue.popleft() for _ in range(count)]
+                self._queued_bytes -= sum(item.request.num_bytes for item in taken)
                 batch = [item for item in taken if item.future.set_running_or_notify_cancel()]
                 if batch:
                     return batch
 
     def _serve(self, batch: list[_Waiting]) -> None:
         began_s = time.monotonic()
+        self._on_batch(len(batch))
         try:
             results = list(self._service.serve([item.request for item in batch]))
             if len(results) != len(batch):

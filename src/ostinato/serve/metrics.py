@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ostinato.serve.device_thread import DeviceThread, Phase
-from ostinato.serve.service import Reply, Service
+from ostinato.serve.service import Service
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -35,11 +35,11 @@ class _SnapshotCollector(Collector):
 class Metrics:
     """What happened to the requests of one app."""
 
-    def __init__(self, service: Service, device: DeviceThread) -> None:
+    def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self._replies = Counter(
             "ostinato_replies",
-            "requests answered, by how they were served",
+            "images, videos and other items answered, by how they were served",
             ["route"],
             registry=self.registry,
         )
@@ -56,16 +56,33 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        queued = Gauge("ostinato_queued", "requests that wait now", registry=self.registry)
-        queued.set_function(lambda: device.num_queued)
-        ready = Gauge("ostinato_ready", "1 once the warm-up is over", registry=self.registry)
-        ready.set_function(lambda: device.phase is Phase.READY)
+        self._batches = Histogram(
+            "ostinato_batch_items",
+            "items that shared one turn of the device",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=self.registry,
+        )
+        self._queued = Gauge("ostinato_queued", "items that wait now", registry=self.registry)
+        self._ready = Gauge("ostinato_ready", "1 once the warm-up is over", registry=self.registry)
         self.registry.register(_SnapshotCollector(service))
 
-    def count_reply(self, reply: Reply) -> None:
-        """Count a reply under its route and its stages' times."""
-        self._replies.labels(reply.route).inc()
-        for stage, value_ms in reply.stage_ms.items():
+    def watch(self, device: DeviceThread) -> None:
+        """Read queue and readiness from there whenever the page is asked for."""
+        self._queued.set_function(lambda: device.num_queued)
+        self._ready.set_function(lambda: device.phase is Phase.READY)
+
+    def count_batch(self, num_items: int) -> None:
+        """Count one turn of the device."""
+        self._batches.observe(num_items)
+
+    def count_routes(self, routes: Iterable[str]) -> None:
+        """Count items under how they were served."""
+        for route in routes:
+            self._replies.labels(route).inc()
+
+    def count_stages(self, stage_ms: Mapping[str, float]) -> None:
+        """Count the stages of one request."""
+        for stage, value_ms in stage_ms.items():
             self._stages.labels(stage).observe(value_ms / 1e3)
 
     def count_refusal(self, status: int) -> None:

@@ -15,41 +15,60 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Decoded inputs of one request, by name: plain values and numpy arrays."""
+    """Inputs of one request (for an encoder: one image or video), by name: plain values, bytes
+    and numpy arrays. What ``prepare`` returns is another ``Request``, read by ``serve`` only.
+    """
 
     inputs: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its arrays, for the bound of the queue."""
+        return sum(v.nbytes for v in self.inputs.values() if isinstance(v, np.ndarray))
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """Results of one request, and how it was served.
 
-    ``route`` is ``exact``, ``rung`` or ``direct``; ``reason`` is one sentence. ``stage_ms`` holds
-    milliseconds per stage (``queue`` is added by the device thread).
+    ``route`` is ``exact``, ``rung``, ``direct``, or ``cache`` where nothing was computed;
+    ``reason`` is one sentence. ``stage_ms`` holds milliseconds per stage (``queue`` is added by the
+    device thread). ``facts``: plain values about the result.
     """
 
     outputs: Mapping[str, np.ndarray[Any, Any]]
     route: str
     reason: str
     stage_ms: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Service(Protocol):
     """One model on one device.
 
-    ``warm_up``, ``serve`` and ``close`` are called by the device thread only. ``snapshot`` and
-    ``events`` may be called from any thread at any time and never wait for the device.
+    ``warm_up``, ``serve`` and ``close`` are called by the device thread only. The others may be
+    called from any thread at any time and never wait for the device.
     """
 
     @property
     def name(self) -> str:
         """The name clients use for the model."""
 
+    def describe(self) -> Mapping[str, Any]:
+        """What a client may want to know of the model: plain values for ``/v1/models``."""
+
     def warm_up(self) -> None:
-        """Everything that must happen before the first request: load, record, check."""
+        """Everything that must happen before the first request: record, check."""
+
+    def prepare(self, requests: Sequence[Request]) -> Sequence[Request | Reply | Exception]:
+        """The work before the queue, off the device: one result per request, in order.
+
+        A ``Reply`` is an answer that is there already. A request that cannot be served gets an
+        exception in its place.
+        """
 
     def serve(self, requests: Sequence[Request]) -> Sequence[Reply | Exception]:
-        """Answer requests that arrived together, one result per request in the same order.
+        """Answer prepared requests that arrived together, one result per request, in order.
 
         A request that cannot be served gets an exception in its place; its neighbours are served.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ from torch import nn
 from ostinato.errors import ConfigError, InputError
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
-from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.contract import EncoderOutput, Grid, Layout, VisionConfig
+from ostinato.vision.layout import check_grid
 from ostinato.vision.load import load_tower
 from ostinato.vision.preprocess import (
     ImageItem,
     ImageOptions,
+    Limits,
     Patches,
     Preprocessor,
     VideoItem,
@@ -53,18 +55,28 @@ class Encoded:
         return torch.cat([self.embeddings, *self.deepstack], dim=1)
 
 
+class _Stages:
+    """Adds the time since the last stage ended to the stage that ends now."""
+
+    def __init__(self, stage_ms: dict[str, float] | None) -> None:
+        self._stage_ms = {} if stage_ms is None else stage_ms
+        self._since_s = time.perf_counter()
+
+    def ends(self, stage: str) -> None:
+        now_s = time.perf_counter()
+        self._stage_ms[stage] = self._stage_ms.get(stage, 0.0) + (now_s - self._since_s) * 1e3
+        self._since_s = now_s
+
+
 class Encoder:
     """A vision tower behind recordings. Any thread may call it.
 
     Made by ``load_encoder``. ``config`` holds the tower's sizes.
     """
 
-    def __init__(
-        self, recorded: RecordedTower, preprocessor: Preprocessor, graph: GraphConfig
-    ) -> None:
+    def __init__(self, recorded: RecordedTower, preprocessor: Preprocessor) -> None:
         self._recorded = recorded
         self._preprocessor = preprocessor
-        self._graph = graph
 
     @property
     def config(self) -> VisionConfig:
@@ -120,9 +132,15 @@ class Encoder:
         encoded = iter(self.encode_items(good) if good else ())
         return [next(encoded) if isinstance(p, Patches) else p for p in prepared]
 
-    def encode_items(self, items: Sequence[Patches]) -> list[Encoded]:
-        """Encode what a ``Preprocessor`` made, in order."""
-        return self._encode([p.tensor for p in items], [p.grid_thw for p in items])
+    def encode_items(
+        self, items: Sequence[Patches], *, stage_ms: dict[str, float] | None = None
+    ) -> list[Encoded]:
+        """Encode what a ``Preprocessor`` made, in order.
+
+        Milliseconds of the host are added to ``stage_ms`` under ``pack``, ``upload``, ``replay``;
+        on a GPU none of them waits for the device.
+        """
+        return self._encode([p.tensor for p in items], [p.grid_thw for p in items], stage_ms=stage_ms)
 
     def encode_patches(
         self, pixel_values: torch.Tensor, grid_thw: torch.Tensor | Sequence[Sequence[int]]
@@ -133,28 +151,43 @@ class Encoder:
         (frames, rows, columns) in patches per item; a host tensor or numbers (a device tensor
         would have to be waited for: ``InputError``).
         """
-        grids = _host_grids(grid_thw)
+        grids = [check_grid(grid, self.config.merge_size) for grid in _host_grids(grid_thw)]
         counts = [t * h * w for t, h, w in grids]
         if pixel_values.dim() != 2 or pixel_values.shape[0] != sum(counts):
             raise InputError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({sum(counts)}, "
                 f"{self.config.patch_width}) for the grids {grids}"
             )
-        return self._encode(list(torch.split(pixel_values, counts)), grids)
+        parts = [pixel_values] if len(grids) == 1 else list(torch.split(pixel_values, counts))
+        return self._encode(parts if grids else [], grids, pixel_values)
 
-    def _encode(self, values: Sequence[torch.Tensor], grids: Sequence[Grid]) -> list[Encoded]:
-        recorded = self._recorded
-        layouts = [recorded.layouts.exact([grid]) for grid in grids]
-        packing = recorded.packer.pack([recorded.load_of(layout) for layout in layouts])
+    def _encode(
+        self,
+        values: Sequence[torch.Tensor],
+        grids: Sequence[Grid],
+        whole: torch.Tensor | None = None,
+        stage_ms: dict[str, float] | None = None,
+    ) -> list[Encoded]:
+        """``whole``: all values in one tensor, where there is one."""
+        recorded, clock = self._recorded, _Stages(stage_ms)
+        packing = recorded.packer.pack(
+            [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
+        )
         results: list[list[Encoded]] = []
+        clock.ends("pack")
         with torch.inference_mode():
             for call, parts in zip(packing.calls, packing.split(values), strict=True):
                 layout = recorded.layouts.exact([grids[i] for i in call.items])
+                if whole is not None and len(packing.calls) == 1:
+                    parts = [whole]
+                clock.ends("pack")
                 patches = self._on_device(parts, layout)
-                output = recorded.run(patches, layout, recorded.rung_for(call.rung))
-                route = _named(recorded.route(), layout, call.rung is not None)
+                clock.ends("upload")
+                rung = None if call.rung is None else call.rung.source
+                output, route = recorded.run(patches, layout, rung)
                 results.append(_split(output, layout, route))
-                recorded.note(layout, self._graph.promote_hits)
+                recorded.note(layout)
+                clock.ends("replay")
         return packing.restore(results)
 
     def _on_device(self, parts: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
@@ -163,9 +196,10 @@ class Encoder:
         """
         width = self.config.patch_width
         for part in parts:
-            if part.dim() != 2 or part.shape[1] != width:
+            if part.dim() != 2 or part.shape[1] != width or not part.is_floating_point():
                 raise InputError(
-                    f"patches have shape {tuple(part.shape)}; expected (patches, {width})"
+                    f"patches are {part.dtype} {tuple(part.shape)}; expected floating (patches, "
+                    f"{width})"
                 )
         device, dtype = self.device, self.dtype
         if device.type == "cuda" and not any(part.is_cuda for part in parts):
@@ -201,6 +235,7 @@ def load_encoder(
     top_patches: int = TOP_PATCHES,
     warm_up: bool = True,
     workers: int = 2,
+    limits: Limits | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Encoder:
     """Load a vision tower and put it behind recordings.
@@ -209,7 +244,8 @@ def load_encoder(
     module (a tower or a model that has one). ``device``: ``auto`` is the module's own, else the GPU
     where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
     size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
-    size by size). Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    size by size). ``limits``: what one image or video may cost. Raises
+    ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
     if numerics not in ("fast", "reference"):
         raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
@@ -218,19 +254,16 @@ def load_encoder(
     graph = graph or GraphConfig()
     tower = load_tower(model, device=_device_of(model, device), dtype=dtype).eval()
     where = next(tower.parameters()).device
-    runner = _runner(where, graph)
+    runner = shared_runner(where, graph)
     rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
     recorded = RecordedTower(tower, runner, graph, rungs)
-    encoder = Encoder(
-        recorded, Preprocessor(_processing(model, tower.config), workers=workers), graph
+    preprocessor = Preprocessor(
+        _processing(model, tower.config), limits=limits or Limits(), workers=workers
     )
+    encoder = Encoder(recorded, preprocessor)
     if warm_up and graph.mode != "off":
         encoder.warm_up(progress)
     return encoder
-
-
-def _runner(device: torch.device, graph: GraphConfig) -> Runner:
-    return shared_runner(device, graph)
 
 
 def _device_of(model: Any, device: str | torch.device) -> str | torch.device | None:
@@ -247,15 +280,18 @@ def _processing(model: Any, config: VisionConfig) -> Any:
     return default_config(config.model_type)
 
 
-def _host_grids(grid_thw: torch.Tensor | Sequence[Sequence[int]]) -> list[Grid]:
+def _host_grids(grid_thw: torch.Tensor | Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
     if isinstance(grid_thw, torch.Tensor):
         if grid_thw.device.type != "cpu":
             raise InputError(
                 f"grid_thw is on {grid_thw.device}; expected a host tensor, since reading it from "
                 "the device would wait for the device"
             )
-        grid_thw = grid_thw.tolist()
-    return [(int(t), int(h), int(w)) for t, h, w in grid_thw]
+        if grid_thw.dim() != 2 or grid_thw.shape[1] != 3:
+            raise InputError(f"grid_thw has shape {tuple(grid_thw.shape)}; expected (items, 3)")
+        numbers: list[list[int]] = grid_thw.tolist()
+        return numbers
+    return grid_thw
 
 
 def _has(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
@@ -269,19 +305,13 @@ def _fill(staged: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         start += part.shape[0]
 
 
-def _named(route: Route | None, layout: Layout, was_planned: bool) -> Route:
-    """A recording without padding is the exact route, whatever it was recorded as."""
-    assert route is not None
-    if route.route == "rung" and dict(route.rung).get("patches") == layout.num_patches:
-        return Route("exact", "recorded", route.rung)
-    return route
-
-
 def _split(output: EncoderOutput, layout: Layout, route: Route) -> list[Encoded]:
-    """One result per item, in the layout's order; direct results are cut to the real rows."""
+    """One result per item, in the layout's order."""
+    if len(layout.grids) == 1:
+        return [Encoded(output.embeddings, tuple(output.deepstack), layout.grids[0], route)]
     tokens = list(layout.item_tokens)
-    main = torch.split(output.embeddings[: layout.num_tokens], tokens)
-    levels = [torch.split(level[: layout.num_tokens], tokens) for level in output.deepstack]
+    main = torch.split(output.embeddings, tokens)
+    levels = [torch.split(level, tokens) for level in output.deepstack]
     return [
         Encoded(main[i], tuple(level[i] for level in levels), grid, route)
         for i, grid in enumerate(layout.grids)

@@ -56,6 +56,13 @@ class Layouts:
             self._exact.put(key, layout, num_bytes(layout.arrays))
         return layout
 
+    def item_size(self, grid: Sequence[int]) -> Rung:
+        """The size of one item's exact layout, without making its arrays."""
+        n, rows, columns = check_grid(grid, self.config.merge_size)
+        frame = self._frame(rows, columns)
+        num_windows = 0 if frame.window_ends is None else len(frame.window_ends)
+        return Rung(n * rows * columns, n, rows * columns, n * num_windows, frame.max_window)
+
     def padded(self, layout: Layout, rung: Rung) -> Layout:
         """``layout`` padded up to ``rung``; ``ValueError`` if it does not fit (see ``fits``)."""
         key = (layout.grids, rung)

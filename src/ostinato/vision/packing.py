@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ostinato.errors import ConfigError
 
@@ -31,7 +31,7 @@ class Load(NamedTuple):
 
     num_tokens: int  # patch rows
     num_segments: int = 1  # attention segments: frames
-    num_windows: int = 0  # attention windows, for towers that have them
+    num_windows: int = 0  # of attention windows, or of what the caller counts instead
     num_items: int = 1
 
     def plus(self, other: Load) -> Load:
@@ -53,10 +53,23 @@ EMPTY = Load(0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Rung:
-    """A recorded size: what it holds, and the measured time of one replay."""
+    """A recorded size: what it holds, and the measured time of one replay.
+
+    ``tail``: what the padding takes of it when a call does not fill its rows. ``can_pad``: False
+    when calls must fill its rows. ``source``: what the caller knows it by.
+    """
 
     capacity: Load
     time_us: float
+    tail: Load = EMPTY
+    can_pad: bool = True
+    source: Any = None
+
+    def holds(self, load: Load) -> bool:
+        """Whether a call of ``load`` can run on it."""
+        if load.num_tokens == self.capacity.num_tokens:
+            return load.fits(self.capacity)
+        return self.can_pad and load.plus(self.tail).fits(self.capacity)
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ class Packer:
         for rung in rungs:
             if not rung.time_us >= 0:
                 raise ConfigError(f"a rung's time must be at least 0 us, got {rung.time_us}")
-        self._rungs = tuple(sorted(rungs, key=lambda rung: rung.time_us))
+        self._rungs = tuple(sorted(rungs, key=lambda rung: (rung.time_us, rung.capacity)))
         # No rung before the first place that holds enough tokens can fit.
         self._most_tokens = list(accumulate((r.capacity.num_tokens for r in self._rungs), max))
         self._direct_us = direct_us
@@ -123,18 +136,20 @@ class Packer:
             rung = self._rungs[place]
             if rung.time_us > direct_us:
                 break
-            if load.fits(rung.capacity):
+            if rung.holds(load):
                 return rung.time_us, rung
         return direct_us, None
 
     def pack(self, items: Sequence[Load]) -> Packing:
         """Serve every item exactly once, at the least sum of times that is found."""
+        if len(items) == 1:
+            return Packing((self._call([0], items),))
         places = sorted(range(len(items)), key=lambda place: -items[place].num_tokens)
         ordered = [items[place] for place in places]
         search = self._all_partitions if len(items) <= EXACT_UP_TO else self._splits_in_order
         return Packing(
             tuple(
-                self._call([places[i] for i in group], [ordered[i] for i in group])
+                self._call(sorted(places[i] for i in group), [ordered[i] for i in group])
                 for group in search(ordered)
             )
         )

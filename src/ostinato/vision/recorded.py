@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from functools import partial
 
 import torch
 
@@ -23,12 +24,15 @@ from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
-from ostinato.vision.contract import EncoderOutput, Layout, LayoutTensors, Rung
+from ostinato.vision.contract import EncoderOutput, Layout, Rung
+from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
-from ostinato.vision.layout import Layouts, num_bytes, to_tensors
+from ostinato.vision.host_layout import HostLayout
+from ostinato.vision.layout import Layouts
 from ostinato.vision.packing import Load, Packer
 from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
+from ostinato.vision.rungs import exact_rung, has_same_kernels
 from ostinato.vision.tower import Tower
 
 UNTIMED_CALL = 1000.0
@@ -36,11 +40,15 @@ UNTIMED_CALL = 1000.0
 few calls.
 """
 
+_REASONS = ("padded", "recorded")
+
+_SERVED_BY_RUNG = Route("rung", "padded")
+
 HOST_LAYOUT_BYTES = 64 << 20
 
 
 class RecordedTower:
-    """Serves layouts by rung or directly. ``top`` and ``ratio`` shape the ladder."""
+    """Serves layouts by rung or directly, from any thread. ``rungs``: the ladder, largest first."""
 
     def __init__(
         self, tower: Tower, runner: Runner, config: GraphConfig, rungs: Sequence[Rung]
@@ -55,106 +63,128 @@ class RecordedTower:
         self._axis = Axis("patches", top=max(r.num_patches for r in rungs))
         self._entries: dict[Rung, Entry] = {}
         self._direct_times = DirectTimes()
-        self._host: BoundedCache[tuple[object, Rung], LayoutTensors] = BoundedCache(
-            HOST_LAYOUT_BYTES
-        )
-        self._served = runner.serve(self._region(), config)
-        self._counts: dict[int, int] = {}
+        self._largest_timed = 0
+        self._host: BoundedCache[tuple[object, Rung], HostLayout] = BoundedCache(HOST_LAYOUT_BYTES)
+        # every recording is a rung here, an exact one too: packing has chosen before a call
+        one_by_one = config if config.mode == "off" else replace(config, mode="ladder")
+        self._served = runner.serve(self._region(), one_by_one)
+        self._demand = Demand(tower.config, config, rungs)
         self._lock = threading.Lock()
-        self.packer = self._new_packer()
+        self._is_closed = False
+        self._plan = self._new_plan()
 
     def _region(self) -> Region:
         config = self.tower.config
-        num_arrays = len(self._present(self._smallest()))
-        num_results = 1 + len(config.deepstack_blocks)
+        side = config.merge_size
+        smallest = self.layouts.exact([(1, side, side)])
+        num_arrays = sum(array is not None for array in smallest.arrays)
         tokens = Length(self._axis, Fraction(1, config.merge_unit), Fraction(0))
         return Region(
             name=f"{config.model_type} tower",
             fn=self.tower,
             grows={0: {0: Grows(self._axis)}},
             uploads=frozenset(range(1, 1 + num_arrays)),
-            result_growth=[{0: tokens}] * num_results,
+            is_private=True,
+            result_growth=[{0: tokens}] * (1 + len(config.deepstack_blocks)),
         )
-
-    def _smallest(self) -> Layout:
-        side = self.tower.config.merge_size
-        return self.layouts.exact([(1, side, side)])
-
-    @staticmethod
-    def _present(layout: Layout) -> list[object]:
-        return [array for array in layout.arrays if array is not None]
 
     # -- one call -------------------------------------------------------------------------------
 
-    def run(self, patches: torch.Tensor, layout: Layout, rung: Rung | None) -> EncoderOutput:
-        """Embeddings of one exact layout. ``patches``: (T, patch_width) on the device, its dtype.
+    def run(
+        self, patches: torch.Tensor, layout: Layout, rung: Rung | None
+    ) -> tuple[EncoderOutput, Route]:
+        """Embeddings of one exact layout, and how it was served.
 
-        ``rung`` is the packer's choice, ``None`` for a direct call.
+        ``patches``: (T, patch_width) on the device, its dtype. ``rung`` is the packer's choice,
+        ``None`` for a direct call.
         """
-        size = layout.size
+        result: EncoderOutput
+        direct = self._direct(patches, layout)
         if rung is None or not fits(layout, rung):
-            args, kwargs = (patches, self._on_host(layout)), _bounds(size)
-            result: EncoderOutput = self._served.call_directly(
-                "nothing recorded is faster" if rung is None else "does not fit the rung",
-                args,
-                kwargs,
+            reason = self._why_direct(layout, rung)
+            result = self._served.call_directly(reason, direct)
+            return result, Route("direct", reason)
+        padded = self._on_host(self.layouts.padded(layout, rung)).tensors
+        entry = self.entry_of(rung)
+        if entry is None or self._config.verify == "paranoid":
+            result = self._served.call(
+                (patches, padded),
+                _bounds(rung),
+                rung={self._axis: rung.num_patches},
+                direct=direct,
             )
-            return result
-        padded = self.layouts.padded(layout, rung)
-        result = self._served.call(
-            (patches, self._on_host(padded)),
-            _bounds(rung),
-            rung={self._axis: rung.num_patches},
-            direct=self._direct(patches, layout),
-        )
-        return result
+        else:
+            inputs = [patches, *(t for t in padded if t is not None)]
+            used = {self._axis: layout.size.num_patches}
+            result = self._served.call_entry(entry, inputs, used, _SERVED_BY_RUNG, direct)
+        route = self._served.counters.last()
+        if route is None:  # inside another recording, where nothing is counted
+            return result, Route("direct", "inside another recording")
+        if route.route != "rung":
+            return result, route
+        is_exact = has_same_kernels(layout.size, rung)
+        sizes = (("patches", rung.num_patches), ("segments", rung.num_segments))
+        return result, Route("exact" if is_exact else "rung", _REASONS[is_exact], sizes)
 
-    def route(self) -> Route | None:
-        """How this thread's last call was served."""
-        return self._served.counters.last()
+    def _why_direct(self, layout: Layout, rung: Rung | None) -> str:
+        if self._config.mode == "off":
+            return "recording is off"
+        if rung is not None:
+            return "does not fit the rung"
+        if layout.size.num_patches > self._axis.top:
+            return "larger than the largest rung"
+        return "nothing recorded is faster" if self._plan[1] else "not recorded yet"
 
     def _direct(self, patches: torch.Tensor, layout: Layout) -> Callable[[], EncoderOutput]:
         """A direct call without padding: its layout is uploaded to fresh memory."""
 
         def call() -> EncoderOutput:
-            tensors = self._on_host(layout)
-            moved = LayoutTensors(
-                **{
-                    name: t.to(self.device, non_blocking=True)
-                    for name, t in tensors._asdict().items()
-                    if t is not None
-                }
-            )
-            result: EncoderOutput = self.tower(patches, moved, **_bounds(layout.size))
+            tensors = self._on_host(layout).upload(self.device)
+            result: EncoderOutput = self.tower(patches, tensors, **_bounds(layout.size))
             return result
 
         return call
 
-    def _on_host(self, layout: Layout) -> LayoutTensors:
-        """The layout's arrays as host tensors, made once for a grid and a rung."""
+    def _on_host(self, layout: Layout) -> HostLayout:
+        """The layout's arrays as host tensors, made once for its grids and its size."""
         key = (layout.grids, layout.size)
-        tensors = self._host.get(key)
-        if tensors is None:
-            tensors = to_tensors(layout.arrays)
-            self._host.put(key, tensors, num_bytes(layout.arrays))
-        return tensors
+        held = self._host.get(key)
+        if held is None:
+            held = HostLayout(layout.arrays, pin=self.device.type == "cuda")
+            self._host.put(key, held, held.num_bytes)
+        return held
 
     # -- recording ------------------------------------------------------------------------------
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Record every rung, largest first; ``progress(done, total)`` after each.
 
-        A rung that is refused is left out; why is in the log and in ``stats().refusals``.
+        A rung that is refused is left out; why is in the log and in ``stats().refusals``. Exact
+        sizes (``mode="exact"``) are not known before they come.
         """
+        if self._config.mode in ("off", "exact"):
+            return
         for done, rung in enumerate(self._rungs, 1):
             self.record(rung)
             progress(done, len(self._rungs))
 
-    def record(self, rung: Rung) -> None:
-        """Record one rung now and let packing use it."""
-        examples = example_layouts(self.layouts, rung)
-        if not examples or self._config.mode == "off":
+    def entry_of(self, rung: Rung) -> Entry | None:
+        """The recording of a rung, if there is one in service."""
+        entry = self._entries.get(rung)
+        return entry if entry is not None and entry.is_alive else None
+
+    @torch.inference_mode()
+    def record(self, rung: Rung, layout: Layout | None = None) -> None:
+        """Record one rung now and let packing use it; ``layout``: one more that it must serve.
+
+        In inference mode whatever the thread's: it is part of what makes two calls the same.
+        """
+        examples = list(example_layouts(self.layouts, rung))
+        if layout is not None and layout.grids not in [e.grids for e in examples]:
+            examples.append(self.layouts.padded(layout, rung))
+        if not examples or self._config.mode == "off" or self._is_closed:
             return
+        self._demand.count_attempt(rung)
         calls = [self._example_call(layout, seed) for seed, layout in enumerate(examples)]
         first = calls[0]
         try:
@@ -167,13 +197,15 @@ class RecordedTower:
             )
         except RecordingRefused:
             return
-        if entry is None:
+        if entry is None or not entry.is_alive:
             return
         with self._lock:
             self._entries[rung] = entry
             if entry.direct_us is not None:
-                self._direct_times.add(first.args[0].shape[0], entry.direct_us)
-            self.packer = self._new_packer()
+                size = first.args[0].shape[0]
+                self._direct_times.add(size, entry.direct_us)
+                self._largest_timed = max(self._largest_timed, size)
+            self._plan = self._new_plan()
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:
         """A call on a padded example layout with seeded random patches of its real rows."""
@@ -186,82 +218,94 @@ class RecordedTower:
             device=self.device,
             dtype=self.dtype,
         )
-        args = (patches, self._on_host(padded))
+        args = (patches, self._on_host(padded).tensors)
         return GateCall(args, _bounds(padded.size), self._direct(patches, exact))
 
-    def note(self, layout: Layout, promote_hits: int) -> None:
-        """Count a size; one that comes often gets a recording without padding, off the path."""
-        size = layout.size.num_patches
-        if self._config.mode in ("off", "ladder") or size > self._axis.top:
+    def note(self, layout: Layout) -> None:
+        """Count a served layout; what came often enough is recorded once the lane is idle."""
+        if self._is_closed:
             return
-        with self._lock:
-            if len(self._counts) > 4096:
-                self._counts.clear()
-            self._counts[size] = self._counts.get(size, 0) + 1
-            if self._counts[size] != promote_hits:
-                return
-        rung = self.exact_rung(layout)
-        if rung not in self._entries:
-            self._runner.lane.run_when_idle(lambda: self.record(rung))
+        for rung in self._demand.note(layout, self.entry_of):
+            self._runner.lane.run_when_idle(partial(self._record_later, rung, layout))
+
+    def _record_later(self, rung: Rung, layout: Layout) -> None:
+        try:
+            self.record(rung, layout)
+        finally:
+            self._demand.forget(rung)
 
     def exact_rung(self, layout: Layout) -> Rung:
-        """A rung for exactly this many patches, with room for as many segments as rungs have."""
-        from ostinato.vision.rungs import SEGMENT_CAPACITIES, rung_of
-
-        needed = layout.size.num_segments
-        segments = next((c for c in SEGMENT_CAPACITIES if c >= needed), needed)
-        units = layout.size.num_patches // self.tower.config.merge_unit
-        return rung_of(self.tower.config, layout.size.num_patches, min(segments, units))
+        """A rung for exactly this many patches, served by the kernels of the direct call."""
+        return exact_rung(self.tower.config, layout.size)
 
     # -- times ----------------------------------------------------------------------------------
 
-    def load_of(self, layout: Layout) -> Load:
-        """What one item takes of a rung; windows as those beyond the least its patches make."""
-        size, window = layout.size, self.tower.config.max_window_patches
-        extra = ceil(size.num_windows - size.num_patches / window) if window else 0
-        return Load(size.num_patches, size.num_segments, extra)
+    @property
+    def packer(self) -> Packer:
+        """Chooses among what is recorded now; recordings that were evicted are left out."""
+        packer, entries = self._plan
+        if all(entry.is_alive for entry in entries):
+            return packer
+        with self._lock:
+            self._plan = self._new_plan()
+            return self._plan[0]
 
-    def _new_packer(self) -> Packer:
-        timed = [
-            TimedRung(self._capacity(rung), self._time_of(rung, entry))
-            for rung, entry in self._entries.items()
-            if entry.is_alive
-        ]
-        self._by_capacity = {self._capacity(rung): rung for rung in self._entries}
-        return Packer(timed, self._direct_us)
+    def load_of(self, size: Rung) -> Load:
+        """What an item takes of a rung; windows as the rows that they leave unused."""
+        return Load(size.num_patches, size.num_segments, _spare_rows(size, self._window))
 
-    def rung_for(self, timed: TimedRung | None) -> Rung | None:
-        """The tower's rung behind the packer's."""
-        return None if timed is None else self._by_capacity.get(timed.capacity)
+    @property
+    def _window(self) -> int:
+        return self.tower.config.max_window_patches
 
-    def _capacity(self, rung: Rung) -> Load:
-        """What items may take: one segment, and the tail's own windows, are left to the padding."""
-        window = self.tower.config.max_window_patches
-        extra = rung.num_windows - ceil(rung.num_patches / window) - 1 if window else 0
-        return Load(rung.num_patches, max(rung.num_segments - 1, 1), extra, 1 << 30)
+    def _new_plan(self) -> tuple[Packer, tuple[Entry, ...]]:
+        self._entries = {rung: e for rung, e in self._entries.items() if e.is_alive}
+        timed = [self.timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
+        return Packer(timed, self._direct_us), tuple(self._entries.values())
 
-    @staticmethod
-    def _time_of(rung: Rung, entry: Entry) -> float:
-        return (
-            entry.recorded_us if entry.recorded_us is not None else UNTIMED_CALL + rung.num_patches
+    def timed(self, rung: Rung, recorded_us: float | None) -> TimedRung:
+        """A rung as packing knows it. The tail takes a segment, and a window that need not be
+        full.
+        """
+        capacity = Load(
+            rung.num_patches, rung.num_segments, _spare_rows(rung, self._window), 1 << 30
         )
+        tail = Load(0, 1, max(self._window - 1, 0), 0)
+        untimed_us = UNTIMED_CALL + rung.num_patches
+        time_us = recorded_us if recorded_us is not None else untimed_us
+        return TimedRung(capacity, time_us, tail, source=rung)
 
     def _direct_us(self, load: Load) -> float:
-        measured = self._direct_times.estimate(load.num_tokens)
+        """Measured between measured sizes; above them, a little more than in proportion, so that
+        large items are not joined to calls that need much memory.
+        """
+        rows = load.num_tokens
+        measured = self._direct_times.estimate(rows)
         if measured is not None:
-            return measured
-        return 10 * (UNTIMED_CALL + load.num_tokens) if self._entries else UNTIMED_CALL
+            return measured * _beyond(rows, self._largest_timed)
+        once = UNTIMED_CALL * _beyond(rows, self._axis.top)
+        return 10 * (once + rows) if self._entries else once
 
     def stats(self) -> Stats:
         return self._runner.stats(self._served)
 
     def close(self) -> None:
-        """Free every recording of the tower."""
-        with self._lock:
-            self._entries.clear()
-            self.packer = self._new_packer()
+        """Free every recording of the tower; calls are direct ones from now on."""
+        self._is_closed = True
         self._served.close()
+        with self._lock:
+            self._entries = {}
+            self._plan = self._new_plan()
 
 
 def _bounds(rung: Rung) -> dict[str, int]:
     return {"max_segment": rung.max_segment, "max_window": rung.max_window}
+
+
+def _spare_rows(size: Rung, window: int) -> int:
+    """Rows that ``size``'s windows hold beyond its patches: additive over items."""
+    return size.num_windows * window - size.num_patches if window else 0
+
+
+def _beyond(rows: int, limit: int) -> float:
+    return float(max(1.0, rows / limit) ** 1.25)

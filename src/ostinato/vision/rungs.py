@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from ostinato.errors import ConfigError
@@ -56,3 +57,26 @@ def rung_of(config: VisionConfig, num_patches: int, num_segments: int) -> Rung:
     if window:
         num_windows = ceil(num_patches / window * WINDOW_SLACK) + num_segments
     return Rung(num_patches, num_segments, num_patches, num_windows, window)
+
+
+def exact_rung(config: VisionConfig, size: Rung) -> Rung:
+    """A rung for exactly as many patches as ``size``: for one segment, or for several.
+
+    One segment, and one window, are kept apart: attention of a single segment has kernels of its
+    own, and an exact recording gives the direct call's bytes.
+    """
+    needed = size.num_segments
+    capacity = 1 if needed == 1 else next((c for c in SEGMENT_CAPACITIES if c >= needed), needed)
+    units = size.num_patches // config.merge_unit
+    rung = rung_of(config, size.num_patches, max(min(capacity, units), needed))
+    num_windows = 1 if size.num_windows == 1 else max(rung.num_windows, size.num_windows)
+    return replace(rung, num_windows=num_windows)
+
+
+def has_same_kernels(size: Rung, rung: Rung) -> bool:
+    """True when a recording of ``rung`` does for a layout of ``size`` what a direct call does."""
+    return (
+        size.num_patches == rung.num_patches
+        and (size.num_segments == 1) == (rung.num_segments == 1)
+        and (size.num_windows == 1) == (rung.num_windows == 1)
+    )

@@ -1,0 +1,308 @@
+"""How fast is the encoder, beside transformers, beside its own kernels and beside a direct call?
+
+Published sizes, random bf16 weights shared by ours and transformers. A call goes from patches on
+the device to results of its own: layout, upload, replay, copies. Wall time with the device idle at
+the start, medians, all variants in turns. Sum of kernels: ours, called directly, by torch's
+profiler. Then ours against its direct call (recording off) at 40 sizes.
+
+    python -m bench.encoder [--family qwen3_vl|qwen2_5_vl] [--depth N] [--out FILE] [--dry]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.peers import transformers_vision as peer
+from bench.report import Report
+from bench.towers import (
+    CASES,
+    NEVER,
+    Setting,
+    grid_of,
+    kernels_ms,
+    make_encoder,
+    medians_ms,
+    needed_rungs,
+    num_patches,
+    patches_for,
+    set_up,
+    synchronize,
+)
+from ostinato import GraphConfig
+from ostinato.recording.runner import Runner
+from ostinato.vision.contract import Grid, Rung
+from ostinato.vision.encoder import Encoder
+from ostinato.vision.recorded import RecordedTower
+from ostinato.vision.rungs import tower_rungs
+
+NUM_RUNGS = 13
+SKIPPED_TOP = 4
+"""The largest rungs are left out of the sweep: a call takes longest there and shows least."""
+
+SWEEP_SECONDS = 25.0
+MIB = 1 << 20
+
+
+def sweep_grids(ladder: Sequence[Rung], merge: int, num_rungs: int) -> list[Grid]:
+    """Single images whose sizes lie just above, between and on rungs spread over the ladder, and
+    one above them all: 3 * num_rungs + 1 sizes.
+    """
+    sizes = sorted({rung.num_patches for rung in ladder})
+    places = sorted(
+        {round(i * (len(sizes) - SKIPPED_TOP) / (num_rungs - 1)) for i in range(num_rungs)}
+    )
+    grids: list[Grid] = []
+    for place in places:
+        top = sizes[place]
+        below = sizes[place - 1] if place else top * 3 // 4
+        for wanted in (below + 1, (below + top) // 2, top):
+            grid = near_square(wanted, top, merge)
+            if grid not in grids:
+                grids.append(grid)
+    grids.append(near_square(sizes[-1] * 9 // 8, sizes[-1] * 2, merge))
+    return grids
+
+
+def near_square(wanted: int, most: int, merge: int) -> Grid:
+    """Rows and columns with at least ``wanted`` patches if possible, at most ``most``."""
+    unit = merge * merge
+    units = -(-wanted // unit)
+    best = (1, 1)
+    for rows in range(1, int((most // unit) ** 0.5) + 1):
+        columns = min(-(-units // rows), most // unit // rows)
+        score = (abs(rows * columns - units), columns - rows)
+        if columns >= rows and score < (abs(best[0] * best[1] - units), best[1] - best[0]):
+            best = (rows, columns)
+    return (1, best[0] * merge, best[1] * merge)
+
+
+class Bench:
+    """One tower with its two encoders: recorded, and with recording off."""
+
+    def __init__(self, setting: Setting, top: int, num_rungs: int) -> None:
+        self.setting = setting
+        config = setting.config
+        self.cases = {name: [grid_of(config, i) for i in items] for name, items in CASES.items()}
+        self.peer_configs = peer.configs_of(setting.peer)
+        ladder = tower_rungs(config, top=top)
+        self.cases = {n: g for n, g in self.cases.items() if num_patches(g) <= top}
+        self.sweep = sweep_grids(ladder, config.merge_size, num_rungs)
+        batches = [*self.cases.values(), *([grid] for grid in self.sweep)]
+        self.rungs = needed_rungs(config, ladder, batches)
+        graph = GraphConfig(promote_hits=NEVER)
+        self.runner = Runner.on(setting.device, graph)
+        self.encoder, self.recorded = make_encoder(setting, self.runner, self.rungs, graph)
+        off = GraphConfig(mode="off")
+        self.direct, _ = make_encoder(setting, self.runner, self.rungs, off)
+
+    def warm_up(self) -> dict[str, Any]:
+        begin = time.perf_counter()
+        self.encoder.warm_up()
+        synchronize(self.setting.device)
+        return {"seconds": round(time.perf_counter() - begin, 2), **self.held()}
+
+    def held(self) -> dict[str, Any]:
+        stats = self.encoder.stats()
+        return {
+            "num_rungs": len(self.rungs),
+            "num_recordings": stats.num_recordings,
+            "num_refused": stats.num_refused,
+            "refusals": list(stats.refusals.values())[:3],
+            "MiB": round(stats.device_bytes_held / MIB, 1),
+            "recording_seconds": round(stats.recording_seconds, 2),
+        }
+
+    def record_exact(self) -> dict[str, Any]:
+        """What promotion does off the path once a size came often."""
+        begin = time.perf_counter()
+        for grids in self.cases.values():
+            layout = self.recorded.layouts.exact(grids)
+            self.recorded.record(self.recorded.exact_rung(layout), layout)
+        synchronize(self.setting.device)
+        return {"seconds": round(time.perf_counter() - begin, 2), **self.held()}
+
+    def ladder_cases(self, repeats: int) -> list[dict[str, Any]]:
+        """The cases while only rungs are recorded."""
+        return [self._against_direct(n, g, repeats) for n, g in self.cases.items()]
+
+    def sweep_rows(self, repeats: int) -> list[dict[str, Any]]:
+        """Ours against direct; what does not fit into the time is left out."""
+        begin, rows = time.perf_counter(), []
+        for t, h, w in self.sweep:
+            if time.perf_counter() - begin < SWEEP_SECONDS:
+                rows.append(self._against_direct(f"{h}x{w}", [(t, h, w)], repeats))
+        return rows
+
+    def _against_direct(self, name: str, grids: list[Grid], repeats: int) -> dict[str, Any]:
+        x = patches_for(self.setting, grids)
+        calls = {
+            "ours_ms": lambda: self.encoder.encode_patches(x, grids),
+            "direct_ms": lambda: self.direct.encode_patches(x, grids),
+        }
+        times = medians_ms(calls, self.setting.device, repeats, warm=2)
+        row = {"case": name, "patches": num_patches(grids), **served(self.encoder, x, grids)}
+        row |= {**times, "ratio": round(times["ours_ms"] / times["direct_ms"], 4)}
+        row |= self._distance(x, grids)
+        print(row, flush=True)
+        return row
+
+    def _distance(self, x: torch.Tensor, grids: list[Grid]) -> dict[str, Any]:
+        """Relative distance of ours from the direct call, and whether the bytes are equal."""
+        ours = torch.cat([e.packed for e in self.encoder.encode_patches(x, grids)])
+        want = torch.cat([e.packed for e in self.direct.encode_patches(x, grids)])
+        gap = ((ours.float() - want.float()).norm() / want.float().norm()).item()
+        return {"distance": round(gap, 6), "equal_bytes": torch.equal(ours, want)}
+
+    def peer_cases(self, repeats: int) -> list[dict[str, Any]]:
+        """Ours, direct and transformers in turns."""
+        rows = []
+        for name, grids in self.cases.items():
+            x = patches_for(self.setting, grids)
+            grid = torch.tensor(grids, device=self.setting.device)
+            calls: dict[str, Any] = {
+                "ours_ms": lambda x=x, g=grids: self.encoder.encode_patches(x, g),
+                "direct_ms": lambda x=x, g=grids: self.direct.encode_patches(x, g),
+            }
+            for attention in ("sdpa", "flash"):
+                calls[f"transformers_{attention}_ms"] = self._peer(attention, x, grid)
+            times = medians_ms(calls, self.setting.device, repeats)
+            theirs = min(times["transformers_sdpa_ms"], times["transformers_flash_ms"])
+            row = {"case": name, "patches": num_patches(grids), **served(self.encoder, x, grids)}
+            row |= {**times, "times_faster": round(theirs / times["ours_ms"], 3)}
+            row |= {"ratio_to_direct": round(times["ours_ms"] / times["direct_ms"], 4)}
+            row |= self._distance(x, grids)
+            row |= bare_replay_ms(self.recorded, grids, self.setting.device)
+            print(row, flush=True)
+            rows.append(row)
+        return rows
+
+    def _peer(self, attention: str, x: torch.Tensor, grid: torch.Tensor) -> Any:
+        def call() -> Any:
+            peer.use_attention(self.peer_configs, attention)
+            return peer.run(self.setting.peer, x, grid)
+
+        return call
+
+
+def kernels_of_cases(setting: Setting, cases: dict[str, list[Grid]]) -> dict[str, Any]:
+    """The sum of our kernels' time in a direct call of each case."""
+    off = GraphConfig(mode="off")
+    rungs = tower_rungs(setting.config)[-1:]
+    direct, _ = make_encoder(setting, Runner.on(setting.device), rungs, off)
+    found = {}
+    for name, grids in cases.items():
+        x = patches_for(setting, grids)
+        found[name] = kernels_ms(lambda x=x, g=grids: direct.encode_patches(x, g), x.device)
+    return found
+
+
+def kernels_apart(options: argparse.Namespace) -> dict[str, Any]:
+    """The same in a process of its own, for where the profiler sees nothing after recordings."""
+    command = [sys.executable, "-m", "bench.encoder", "--kernels", "--family", options.family]
+    command += ["--depth", str(options.depth)] if options.depth else []
+    command += ["--dry"] if options.dry else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-400:])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def with_kernels(
+    rows: list[dict[str, Any]], bench: Bench, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The cases, each with the sum of its kernels' time beside it."""
+    try:
+        found = kernels_of_cases(bench.setting, bench.cases)
+        is_complete = all(row["num_kernels"] for row in found.values())
+    except Exception as error:
+        print(f"profiling here failed: {error!r}", flush=True)
+        is_complete = False
+    if not is_complete:
+        found = kernels_apart(options)
+    for row in rows:
+        row |= found[row["case"]]
+        if row["kernels_ms"]:
+            row["ratio_to_kernels"] = round(row["ours_ms"] / row["kernels_ms"], 4)
+    return rows
+
+
+def served(encoder: Encoder, x: torch.Tensor, grids: Sequence[Grid]) -> dict[str, Any]:
+    routes = [e.route for e in encoder.encode_patches(x, grids)]
+    return {
+        "route": "+".join(sorted({r.route for r in routes})),
+        "reason": routes[0].reason,
+        "rung": dict(routes[0].rung).get("patches"),
+    }
+
+
+def bare_replay_ms(
+    recorded: RecordedTower, grids: Sequence[Grid], device: torch.device
+) -> dict[str, float]:
+    """Device time of the exact recording alone: kernels and the gaps between them."""
+    entry = recorded.entry_of(recorded.exact_rung(recorded.layouts.exact(grids)))
+    if entry is None or device.type != "cuda":
+        return {}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(7):
+        begin.record()
+        entry.recorded.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return {"bare_replay_ms": round(sorted(times)[3], 4)}
+
+
+def print_kernels(options: argparse.Namespace) -> int:
+    with torch.inference_mode():
+        setting = set_up(options.family, options.depth, is_dry=options.dry)
+        cases = {n: [grid_of(setting.config, i) for i in items] for n, items in CASES.items()}
+        print(json.dumps(kernels_of_cases(setting, cases)))
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=("qwen3_vl", "qwen2_5_vl"), default="qwen3_vl")
+    parser.add_argument("--depth", type=int, default=None)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--kernels", action="store_true", help="only the sums of kernels' time")
+    options = parser.parse_args()
+    if options.kernels:
+        return print_kernels(options)
+    report = Report(f"encoder-{options.family}" + ("-dry" if options.dry else ""), options.out)
+    top, num_rungs = (256, 3) if options.dry else (16_384, NUM_RUNGS)
+    with torch.inference_mode():
+        setting = report.section(
+            "tower",
+            lambda: set_up(options.family, options.depth, is_dry=options.dry),
+            is_kept=False,
+        )
+        if setting is None:
+            return report.finish()
+        report.rows["depth"] = setting.config.depth
+        bench = Bench(setting, top, num_rungs)
+        few = 2 if options.dry else 5
+        report.section("warm_up", bench.warm_up)
+        report.section("ladder_cases", lambda: bench.ladder_cases(few))
+        report.section("record_exact", bench.record_exact)
+        report.section("cases", lambda: bench.peer_cases(2 if options.dry else options.repeats))
+        report.section("sweep", lambda: bench.sweep_rows(few))
+        if "cases" in report.rows:
+            report.section("cases", lambda: with_kernels(report.rows["cases"], bench, options))
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""``POST /pooling``: images and videos in, one matrix of embeddings for each out."""

@@ -1,0 +1,78 @@
+"""The ladder of a tower, and the rungs for exactly one size."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.errors import ConfigError
+from ostinato.vision.layout import Layouts
+from ostinato.vision.packing import Load
+from ostinato.vision.padding import fits
+from ostinato.vision.rungs import exact_rung, has_same_kernels, tower_rungs
+from tests.mutations import assert_fails_under
+from tests.vision.configs import make_config
+from tests.vision.encoders import batches, make, tower_of
+
+PLAIN, WINDOWS = make_config(position_side=7), make_config(window_side=4)
+
+
+@settings(deadline=None)
+@given(top=st.integers(4, 20_000))
+def test_the_ladder_reaches_its_top_in_small_steps(top: int) -> None:
+    rungs = tower_rungs(PLAIN, top=top)
+    sizes = sorted({rung.num_patches for rung in rungs})
+    assert sizes[-1] == top // 4 * 4
+    assert all(size % 4 == 0 for size in sizes)
+    for a, b in pairwise(sizes):
+        assert b <= max(a * 1.25, a + 16)
+    assert rungs == sorted(rungs, key=lambda r: (-r.num_patches, -r.num_segments))
+    assert len(set(rungs)) == len(rungs)
+
+
+def test_a_top_below_one_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="3 patches"):
+        tower_rungs(PLAIN, top=3)
+
+
+@settings(deadline=None)
+@given(grids=batches())
+def test_an_exact_rung_holds_its_layout_and_runs_the_direct_calls_kernels(grids: list) -> None:  # type: ignore[type-arg]
+    for config in (PLAIN, WINDOWS):
+        layout = Layouts(config).exact(grids)
+        rung = exact_rung(config, layout.size)
+        assert fits(layout, rung)
+        assert has_same_kernels(layout.size, rung)
+        assert rung.num_patches == layout.size.num_patches
+        assert (rung.num_segments == 1) == (layout.size.num_segments == 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(grids=batches())
+def test_what_packing_puts_on_a_rung_fits_it(grids: list) -> None:  # type: ignore[type-arg]
+    for name in ("tiny-qwen2.5-vl", "tiny-qwen3-vl"):
+        _, recorded = make(tower_of(name))
+        layouts, load = recorded.layouts, Load(0, 0, 0, 0)
+        for grid in grids:
+            load = load.plus(recorded.load_of(layouts.item_size(grid)))
+        layout = layouts.exact(grids)
+        assert load.num_segments == layout.size.num_segments
+        for rung in [*recorded._rungs, exact_rung(layouts.config, layout.size)]:
+            timed = recorded.timed(rung, 1.0)
+            if timed.holds(load):
+                assert fits(layout, rung)
+        assert recorded.timed(exact_rung(layouts.config, layout.size), 1.0).holds(load)
+
+
+def test_a_rung_leaves_a_segment_to_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        _, recorded = make(tower_of("tiny-qwen3-vl"))
+        layout = recorded.layouts.exact([(8, 2, 4)])
+        rung = next(r for r in recorded._rungs if (r.num_patches, r.num_segments) == (128, 8))
+        load = recorded.load_of(layout.size)
+        assert recorded.timed(rung, 1.0).holds(load) == fits(layout, rung)
+
+    assert_fails_under("packing.the_tail_takes_nothing", run, monkeypatch)
