@@ -106,7 +106,7 @@ class Regions:
         if self.routes["observation"].route == "direct":
             # the observation lies where no recording reads it
             reason = "the observation was not replayed"
-            result: Tensor = self._loop.call_directly(reason, tuple(call), {})
+            result: Tensor = self._loop.call_directly(reason, lambda: self._model.chunk(*call))
             self.routes["denoise"] = _last(self._loop)
             return result
         if self._has_loop(call) or not self._has_step(call):
