@@ -25,7 +25,7 @@ def test_version() -> None:
         (
             ["serve", "--model", "x", "--device", "cpu"],
             "x is no directory, no hub name (owner/name) and no shipped model "
-            "(tiny-qwen2-vl, tiny-qwen2.5-vl, tiny-qwen3-vl)",
+            "(tiny-flux3-action, tiny-qwen2-vl, tiny-qwen2.5-vl, tiny-qwen3-vl)",
         ),
         (
             ["serve", "--model", "x", "--nonsense"],

@@ -30,7 +30,7 @@ def test_once_prints_how_photograph_and_video_were_served() -> None:
     assert grids == ["1 x 24 x 20", "1 x 18 x 16", "2 x 14 x 14"]
     assert "-> 120 x 64  direct" in lines[0]
     assert "-> 98 x 64  direct" in lines[2]  # above the 256 patches that this test records
-    assert lines[0].endswith("(nothing recorded is faster)")
+    assert lines[0].endswith("(larger than the largest rung)")
 
 
 def test_without_a_greeting_nothing_is_asked() -> None:

@@ -140,9 +140,8 @@ class Encoder:
         Milliseconds of the host are added to ``stage_ms`` under ``pack``, ``upload``, ``replay``;
         on a GPU none of them waits for the device.
         """
-        return self._encode(
-            [p.tensor for p in items], [p.grid_thw for p in items], stage_ms=stage_ms
-        )
+        values, grids = [p.tensor for p in items], [p.grid_thw for p in items]
+        return self._encode(values, grids, stage_ms=stage_ms)
 
     def encode_patches(
         self, pixel_values: torch.Tensor, grid_thw: torch.Tensor | Sequence[Sequence[int]]
