@@ -33,7 +33,8 @@ def load_policy(
     the GPU where there is one. ``dtype``: bfloat16 unless given (float32 for the tiny model on the
     CPU). ``variant``: the folder below ``variants/``; ``base`` is the root. ``enable_cuda_graph``:
     off makes every call direct, with the same answers. ``offload_text_encoder``: it is on the
-    device only while a new instruction is encoded. ``warm_up``: record now. Raises
+    device only while a new instruction is encoded. ``warm_up``: record now, else
+    after the first requests. Raises
     ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
     from ostinato.policy.flux3_action.load import load_model

@@ -125,6 +125,22 @@ def test_nothing_is_recorded_while_a_robot_waits(monkeypatch: pytest.MonkeyPatch
     made.close()
 
 
+def test_recordings_that_are_gone_come_back_when_the_lane_is_idle() -> None:
+    made = ostinato.load_policy(tiny.NAME, device="cpu", warm_up=False)
+    expected = made.infer(tiny.observation(), enable_cuda_graph=False)
+    for _ in range(2):  # as it begins, and after an eviction
+        seen = []
+        for _ in range(3):
+            result = made.infer(tiny.observation())
+            assert same(result, expected)
+            seen.append([why.partition(":")[0] for why in result["recording"].values()])
+            made.wait_idle()
+        assert seen == [["direct", "direct"], ["exact", "direct"], ["exact", "exact"]]
+        made._regions._observe.close()  # type: ignore[union-attr]
+        made._regions._loop.close()  # type: ignore[union-attr]
+    made.close()
+
+
 def test_without_a_replayed_observation_nothing_is_replayed_and_nothing_noted(
     policy: ActionPolicy,
 ) -> None:

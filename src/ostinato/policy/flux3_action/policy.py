@@ -189,7 +189,8 @@ class ActionPolicy:
             return
         noted = self._regions.take_noted()
         is_first = self._verdict is None
-        if not noted and not is_first:
+        is_lost = self._regions.takes_restoring()
+        if not (noted or is_first or is_lost):
             return
         if is_first:
             self._verdict = "pending"
@@ -198,6 +199,8 @@ class ActionPolicy:
             with torch.inference_mode():
                 if is_first:
                     self._compare(canvas, token, call, chunk)
+                if is_lost and self._is_trusted:
+                    self._regions.restore(canvas, token)
                 for missing in noted if self._is_trusted else ():
                     self._regions.record(missing, has_step=True)
 

@@ -28,6 +28,10 @@ NEVER_ON_THE_PATH = 1 << 62
 NUM_OBSERVED = 8
 """Tensors of an ``Observation``: two streams with three rows of modulation each."""
 MAX_NOTED = 8
+MAX_ASKED = 256
+MAX_RESTORED = 16
+PASSING = frozenset({"forced", "the lane is recording", "recording is off"})
+"""Reasons for a direct observation that say nothing about its recording."""
 MAX_LOOPS = 8
 """Loops that are recorded; other numbers of steps are served step by step."""
 log = logging.getLogger(__name__)
@@ -62,6 +66,8 @@ class Regions:
         self._noted: list[Call] = []
         self._known: set[tuple[tuple[int, ...], int, float]] = set()
         self._known_steps: set[tuple[int, ...]] = set()
+        self._is_lost = False
+        self._num_restored = 0
         self._asked: set[tuple[tuple[int, ...], int, float]] = set()
         self.routes: dict[str, Route] = {}
         self._observe: Served | None = None
@@ -87,7 +93,9 @@ class Regions:
             self.routes = {"observation": Route("direct", self._why or "asked for")}
             return self._model.observe(canvas, state)
         observation: Observation = self._observe.call((canvas, state), {}, borrow=True)
-        self.routes = {"observation": _last(self._observe)}
+        route = _last(self._observe)
+        self.routes = {"observation": route}
+        self._is_lost = route.route == "direct" and route.reason not in PASSING
         return observation
 
     def chunk(self, call: Call, *, is_recorded: bool) -> Tensor:
@@ -138,6 +146,19 @@ class Regions:
         observation = self.observe(canvas, state, is_recorded=True)
         return None if self.routes["observation"].route == "direct" else observation
 
+    def takes_restoring(self) -> bool:
+        """True, a bounded number of times, when the observation's recording is not there."""
+        if not self._is_lost or self._num_restored >= MAX_RESTORED:
+            return False
+        self._is_lost = False
+        self._num_restored += 1
+        return True
+
+    def restore(self, canvas: Tensor, state: Tensor) -> None:
+        """Record the first region (again); chunks that read the new place follow call by call."""
+        if self._observe is not None:
+            _record(self._observe, (canvas, state))
+
     def record(self, call: Call, *, has_step: bool) -> None:
         """Record the loop of a call and, with ``has_step``, its step.
 
@@ -168,7 +189,8 @@ class Regions:
     def _note(self, call: Call) -> None:
         """Once for each shape; again if its recording was there and has been evicted."""
         shape = _shape_of(call)
-        if len(self._noted) < MAX_NOTED and (shape not in self._asked or shape in self._known):
+        has_room = len(self._noted) < MAX_NOTED and len(self._asked) < MAX_ASKED
+        if has_room and (shape not in self._asked or shape in self._known):
             self._asked.add(shape)
             self._known.discard(shape)
             self._noted.append(call)
