@@ -253,8 +253,9 @@ class CudaBackend:
         cuda_sync.install()
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self.stream)
-        _warm_libraries(self.device)
-        self.bytes_per_node = cuda_census.bytes_per_node(self.device)
+        with cuda_sync.gate.capturing():  # both make a small graph
+            _warm_libraries(self.device)
+            self.bytes_per_node = cuda_census.bytes_per_node(self.device)
 
     def open_pool(self) -> CudaPool:
         return CudaPool(self)
