@@ -226,6 +226,11 @@ class Collection:
         except torch.OutOfMemoryError as error:
             self._counters.add("num_refused", 1)
             return f"out of memory while recording: {str(error).splitlines()[0]}"
+        except Exception as error:  # the callable's own, or of a trial at another size
+            log.warning("%s: served directly: %r while recording", self._region.name, error)
+            self._counters.add("num_refused", 1)
+            first = (str(error).splitlines() or [""])[0]
+            return f"{type(error).__name__} while recording: {first}"
         self._remembered.keep_times(key, entry.recorded_us, entry.direct_us)
         return entry
 

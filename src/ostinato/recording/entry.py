@@ -26,7 +26,9 @@ class Entry:
 
     ``rung`` is None for an exact recording, else the sizes it was recorded for. ``recorded_us`` and
     ``direct_us`` are measured times of whole calls in microseconds, None where none were taken;
-    ``is_preferred`` is False when the direct call was measured to be faster.
+    ``outside`` holds, for a region that writes, the storages it touches besides its inputs: an
+    input that lies there is another memory in a recording. ``is_preferred`` is False when the
+    direct call was measured to be faster.
     """
 
     key: Key
@@ -42,9 +44,16 @@ class Entry:
     direct_us: float | None = None
     is_random: bool = False
     is_preferred: bool = True
+    outside: frozenset[int] = frozenset()
     is_alive: bool = True
     hits: int = 0
     _known_lengths: dict[tuple[int, ...], list[dict[int, int]]] = field(default_factory=dict)
+
+    def is_apart(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """False when an input lies in memory that the region writes, or reads while it writes."""
+        return not self.outside or not any(
+            t.untyped_storage().data_ptr() in self.outside for t in tensors
+        )
 
     @property
     def own_bytes(self) -> int:

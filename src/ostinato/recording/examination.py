@@ -69,6 +69,7 @@ class Examination:
         if not (order.region.state or has_own_sets):  # a padding caller's sets differ by themselves
             example = order.example.tensors
             sets += [GateSet([vary(t, step) for t in example]) for step in VARIATIONS]
+            sets += self._smaller(example)
         check = self._exact if order.rung is None else self._rung
         verdicts = [
             check(given, f"check {number} of {len(sets)}") for number, given in enumerate(sets, 1)
@@ -76,6 +77,48 @@ class Examination:
         worst = max(v.worst for v in verdicts)
         notes = sorted({v.note for v in verdicts if v.note})
         return Verdict(all(v.is_exact for v in verdicts), worst, "; ".join(notes))
+
+    def _smaller(self, example: Sequence[torch.Tensor]) -> list[GateSet]:
+        """The example cut to one step, to half and to one step below the rung, as far as it goes:
+        a rung is never trusted by calls that fill it. A size at which the direct call itself raises
+        or gives nothing finite is left out.
+
+        Where one axis describes another (offsets), cutting would break the example: then a smaller
+        call has to come from the example itself or from ``gate_inputs``.
+        """
+        order, region = self._order, self._order.region
+        if order.rung is None or order.direct is not None:
+            return []  # nothing is padded, or the caller pads and brings calls of other sizes
+        given = region.sizes_of(example)
+        grown = [grows for dims in region.grows.values() for grows in dims.values()]
+        if any(isinstance(grows.fill, Axis) for grows in grown):
+            return []
+        sets = []
+        for part in (0.0, 0.5, 1.0):
+            sizes = {a: _part_of(rung, part, a.multiple) for a, rung in order.rung.items()}
+            sizes = {axis: min(size, given[axis]) for axis, size in sizes.items()}
+            if sizes != given:
+                cut = [self._cut_input(i, t, sizes) for i, t in enumerate(example)]
+                if self._is_fit(cut):
+                    sets.append(GateSet(cut))
+        return sets
+
+    def _cut_input(self, i: int, tensor: torch.Tensor, sizes: Mapping[Axis, int]) -> torch.Tensor:
+        for dim, grows in self._order.region.grows.get(i, {}).items():
+            tensor = tensor.narrow(dim, 0, grows.length(sizes[grows.axis]))
+        return tensor
+
+    def _is_fit(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True when a direct call with these inputs works and gives finite values."""
+        try:
+            gate.check_finite(
+                self._leaves(self._direct(self._on_device(tensors))), "a smaller call"
+            )
+        except Exception:
+            return False
+        finally:
+            self.restore()
+        return True
 
     def _exact(self, given: GateSet, what: str) -> Verdict:
         tensors = given.tensors
@@ -199,3 +242,11 @@ def _cut(tensor: torch.Tensor, lengths: Mapping[int, int]) -> torch.Tensor:
     for dim, n in lengths.items():
         tensor = tensor.narrow(dim, 0, n)
     return tensor
+
+
+def _part_of(rung: int, part: float, step: int) -> int:
+    """One step, about half, or one step less than the rung, in whole steps."""
+    if part == 0.0:
+        return min(step, rung)
+    size = rung - step if part == 1.0 else int(rung * part) // step * step
+    return max(size, min(step, rung))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 _C: Any = torch._C
 _is_compiling = torch.compiler.is_compiling
@@ -16,12 +17,13 @@ _is_capturing = getattr(_C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
 def is_foreign(device_type: str) -> bool:
-    """True inside a trace, a dispatch or function mode, a functorch transform, or a CUDA capture.
+    """True inside a trace, a dispatch or function mode, a functorch transform, forward-mode
+    differentiation, or a CUDA capture.
 
     A recording would be invisible to those, so a ``Graphed`` is the plain callable there.
     """
     if _is_compiling() or _num_dispatch_modes() or _num_function_modes():
         return True
-    if _trace() is not None or _transform() is not None:
+    if _trace() is not None or _transform() is not None or forward_ad._current_level >= 0:
         return True
     return device_type == "cuda" and bool(_is_capturing())

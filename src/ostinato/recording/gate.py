@@ -156,12 +156,23 @@ def compare_exact(
     return Verdict(worst == 0.0 and not note, worst, note)
 
 
+def _same_shape(a: torch.Tensor, b: torch.Tensor, i: int, what: str) -> None:
+    if a.shape != b.shape:
+        raise GateFailed(
+            f"result {i} of {what} has shape {tuple(a.shape)}; the unpadded direct call's has "
+            f"{tuple(b.shape)}",
+            rule="gate-padding",
+            fix="its length does not follow what grows; state how it does, or record exact sizes",
+        )
+
+
 def compare_close(
     got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], tolerance: float | None, what: str
 ) -> Verdict:
     """Within ``tolerance`` (relative), or the dtype's own. Raises ``GateFailed``."""
     worst = 0.0
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        _same_shape(a, b, i, what)
         gap = 0.0 if is_bit_exact(a, b) else distance(a, b)
         limit = tolerance if tolerance is not None else tolerance_of(b.dtype)
         if not gap <= limit:

@@ -27,6 +27,11 @@ class Length(NamedTuple):
                 rule="result-growth",
                 fix=f"give the axis a multiple of {self.times.denominator}",
             )
+        if length < 0:
+            raise RecordingRefused(
+                f"{sizes[self.axis]} of axis {self.axis.name!r} give {length} elements",
+                rule="result-growth",
+            )
         return int(length)
 
 

@@ -115,6 +115,7 @@ class Recorder:
                 verdict=Verdict(False, float("nan"), "not checked"),
                 rung=order.rung,
                 is_random=made.is_random,
+                outside=_outside(order, made),
             )
             self._examine(order, entry, made)
         except BaseException:
@@ -214,6 +215,14 @@ class Recorder:
         entry.hits = 0
         examination.restore()
         return times[0], times[1]
+
+
+def _outside(order: Order, made: Probe) -> frozenset[int]:
+    """Storages that a writing region touches besides its inputs; empty for one that only reads."""
+    if not (made.writes or made.input_writes):
+        return frozenset()
+    held = (*made.reads, *order.ledger.tensors)
+    return frozenset(t.untyped_storage().data_ptr() for t in held)
 
 
 def _is_half_done(error: BaseException) -> bool:

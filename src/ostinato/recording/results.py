@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ostinato.errors import RecordingRefused
+from ostinato.errors import RecordingRefused, UnkeyableArgument
 from ostinato.recording import tree
 from ostinato.recording.buffers import is_dense
 from ostinato.recording.spec import TensorSpec
@@ -76,7 +76,12 @@ class Results:
         outside: Sequence[torch.Tensor],
     ) -> None:
         leaves: list[torch.Tensor] = []
-        self.structure = tree.flatten(example, leaves, "result")
+        try:
+            self.structure = tree.flatten(example, leaves, "result")
+        except UnkeyableArgument as error:
+            raise RecordingRefused(
+                str(error), rule="result-type", fix="return tensors, tuples, lists or dictionaries"
+            ) from None
         self._rebuild = tree.rebuilder(example)
         self._places: list[_View | int | torch.Tensor] = []
         self._groups: list[_Group] = []

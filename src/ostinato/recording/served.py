@@ -117,6 +117,7 @@ class Served:
             and forced_route() is None
             and not (key.modes[1] and self.ledger.requires_grad())
             and not (self._written and self._share_memory(tensors))
+            and entry.is_apart(tensors)
         ):
             lane = self._lane
             if lane.acquire():
@@ -182,7 +183,9 @@ class Served:
     ) -> None:
         """Prepare the short way for further calls of the key that was served twice running."""
         is_repeated, self._last = self._last is entry, entry
-        if is_repeated and not (kwargs or key.modes[1] or self._in_place or self._written):
+        if is_repeated and not (
+            entry.outside or kwargs or key.modes[1] or self._in_place or self._written
+        ):
             self._quick = QuickCheck.of(entry, key.generation, args)
 
     def _share_memory(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -262,6 +265,8 @@ class Served:
         if not self._lane.acquire():
             return self._direct("the lane is recording", request)
         try:
+            if not entry.is_apart(request.tensors):
+                return self._direct("an input shares memory with what the region writes", request)
             if entry.is_alive:
                 if self._is_paranoid:
                     return self._compared(entry, sizes, request)

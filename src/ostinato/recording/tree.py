@@ -94,7 +94,7 @@ def _flatten_rare(value: Any, kind: type, tensors: list[torch.Tensor], path: str
     if kind is complex:
         return (complex, struct.pack("<dd", value.real, value.imag))
     if isinstance(value, enum.Enum):
-        return (kind, value.name)
+        return (kind, value.name, flatten(value.value, tensors, path))
     if kind is slice:
         return (slice, flatten((value.start, value.stop, value.step), tensors, path))
     if kind is range:

@@ -63,7 +63,7 @@ def check_lazy_tables() -> None:
     fresh = [torch.full((n, n), 9.0) for n in (3, 4, 5, 8) for _ in range(5)]
     for i, n in enumerate([8, 3, 5, 4] * 2):
         assert content(served(rand(i, n))) == content(theirs(rand(i, n)))
-    assert fresh
+    assert fresh and served.stats().num_refused == 0
 
 
 def test_lazy_tables(monkeypatch: pytest.MonkeyPatch) -> None:
