@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.recording.ladder import Axis, Grows, Ladder, Usage
+from ostinato.recording.ladder import Axis, Grows, Ladder
 
 
 def check_ladder(bottom: int, top: int, ratio: float, multiple: int) -> None:
@@ -56,10 +56,6 @@ def test_impossible_rungs(rungs: tuple[int, ...]) -> None:
         Ladder(rungs)
 
 
-def test_with_rungs_keeps_the_top() -> None:
-    assert Ladder((4, 8)).with_rungs([6, 4, 9, 0, -1]).rungs == (4, 6, 8)
-
-
 @given(st.integers(1, 50), st.integers(1, 7), st.integers(0, 5))
 def test_grows_is_its_own_inverse(size: int, times: int, plus: int) -> None:
     grows = Grows(Axis("tokens", top=64), times=times, plus=plus)
@@ -71,15 +67,6 @@ def test_a_length_that_does_not_follow_its_axis() -> None:
     for length in (0, 2, 8):
         with pytest.raises(ConfigError, match="tokens"):
             grows.axis_size(length)
-
-
-def test_usage_is_bounded_and_keeps_the_frequent() -> None:
-    usage = Usage(limit=10)
-    for size in range(100):
-        usage.add(7)
-        usage.add(size + 1000)
-    assert len(usage.counts) <= 10 and usage.counts[7] == 100
-    assert usage.frequent(0.5) == [7]
 
 
 def test_own_rungs() -> None:

@@ -35,11 +35,11 @@ def check_idle_work_waits() -> None:
     lane = Lane(TapeLane())
     order: list[Any] = []
     lane.run(lambda: None)
-    lane.mark_used()
+    lane.last_used = time.monotonic()
     future = lane.run_when_idle(lambda: order.append("idle"))
     until = time.monotonic() + 4 * IDLE_SECONDS
     while time.monotonic() < until:
-        lane.mark_used()
+        lane.last_used = time.monotonic()
         lane.run(lambda: order.append("urgent"))
     future.result(timeout=10)
     assert order[-1] == "idle" and order.count("idle") == 1 and order[0] == "urgent"

@@ -138,11 +138,22 @@ class Cache:
         ``keep`` is retired last; its recordings are freed but it is opened anew by ``current``.
         False when not even an empty cache has room.
         """
-        for generation in sorted(self._generations, key=lambda g: (g is keep, g.last_used)):
-            if self.budget.held() + num_bytes <= self.budget.limit_bytes:
+        if not self.retire_others(keep, num_bytes) and keep.members:
+            self.retire(keep)
+        return self._has_room(num_bytes)
+
+    def retire_others(self, keep: Generation, num_bytes: int) -> bool:
+        """Retire generations but ``keep``, least recently used first, until ``num_bytes`` more fit;
+        False when that is not enough.
+        """
+        others = [g for g in self._generations if g is not keep]
+        for generation in sorted(others, key=lambda g: g.last_used):
+            if self._has_room(num_bytes):
                 return True
-            if generation.members or generation is not keep:
-                self.retire(generation)
+            self.retire(generation)
+        return self._has_room(num_bytes)
+
+    def _has_room(self, num_bytes: int) -> bool:
         return self.budget.held() + num_bytes <= self.budget.limit_bytes
 
     def add(self, generation: Generation, holder: Holder) -> None:

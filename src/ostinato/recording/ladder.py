@@ -5,8 +5,8 @@ that fits.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 
 from ostinato.errors import ConfigError
@@ -54,11 +54,6 @@ class Ladder:
         """The largest size that the next smaller rung serves; 0 below the first one."""
         at = bisect_left(self.rungs, rung)
         return self.rungs[at - 1] if at > 0 else 0
-
-    def with_rungs(self, sizes: Iterable[int]) -> Ladder:
-        """This ladder with further rungs; sizes above the top are left out."""
-        kept = {s for s in sizes if 1 <= s <= self.top}
-        return Ladder(tuple(sorted(kept.union(self.rungs))))
 
 
 def _geometric(bottom: int, top: int, ratio: float, multiple: int) -> Iterator[int]:
@@ -120,22 +115,3 @@ class Grows:
 
     def length(self, size: int) -> int:
         return size * self.times + self.plus
-
-
-@dataclass
-class Usage:
-    """How often each size was seen, for a ladder that adapts: bounded, most frequent kept."""
-
-    limit: int = 1024
-    counts: dict[int, int] = field(default_factory=dict)
-
-    def add(self, size: int) -> None:
-        self.counts[size] = self.counts.get(size, 0) + 1
-        if len(self.counts) > self.limit:
-            keep = sorted(self.counts.items(), key=lambda c: -c[1])[: self.limit // 2]
-            self.counts = dict(keep)
-
-    def frequent(self, share: float) -> list[int]:
-        """Sizes that make up at least ``share`` of all calls seen."""
-        total = sum(self.counts.values())
-        return sorted(s for s, n in self.counts.items() if n >= share * total)

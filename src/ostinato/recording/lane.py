@@ -54,10 +54,6 @@ class Lane:
                 return False
         return True
 
-    def mark_used(self) -> None:
-        """A call has just used the lane: work off the path waits a moment longer."""
-        self.last_used = time.monotonic()
-
     def run(self, job: Callable[[], Any]) -> Any:
         """Run ``job`` on the lane's thread, in this context, ordered after this stream's work;
         wait.

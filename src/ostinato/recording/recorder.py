@@ -161,25 +161,14 @@ class Recorder:
 
     def _require_room(self, generation: Generation, num_bytes: int) -> None:
         generation.measure()
-        budget = self._cache.budget
-        if budget.held() + num_bytes <= budget.limit_bytes:
-            return
-        others = [g for g in self._cache if g is not generation]
-        for other in sorted(others, key=lambda g: g.last_used):
-            self._cache.retire(other)
-            if budget.held() + num_bytes <= budget.limit_bytes:
-                return
-        raise _OutOfRoom
+        if not self._cache.retire_others(generation, num_bytes):
+            raise _OutOfRoom
 
     def _shrink(self, generation: Generation, entry: Entry) -> None:
         """The recording turned out larger than foreseen: others go, and if that is not enough, it
         goes.
         """
-        for other in sorted(
-            (g for g in self._cache if g is not generation), key=lambda g: g.last_used
-        ):
-            self._cache.retire(other)
-        if self._cache.budget.held() > self._cache.budget.limit_bytes:
+        if not self._cache.retire_others(generation, 0):
             generation.members.remove(entry)
             entry.free()
             raise _OutOfRoom
