@@ -46,6 +46,14 @@ class Captions:
             self._keep(instruction, made)
         return made, False
 
+    def blank(self, num_tokens: int) -> Caption:
+        """A caption of so many rows and no meaning, to record with. It is not kept."""
+        width = self._loaded.config.dit.context_in_dim
+        context = torch.zeros(
+            num_tokens, width, device=self._device, dtype=self._loaded.model.dit.dtype
+        )
+        return self._loaded.model.caption(context)
+
     def _encode(self, instruction: str) -> Caption:
         loaded, config = self._loaded, self._loaded.config
         ids, num_real = pad_ids(

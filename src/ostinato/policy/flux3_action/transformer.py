@@ -79,8 +79,17 @@ class Block(nn.Module):
         shift, scale, gate = modulation
         projected = modulated(self.qkv_mlp, x, scale, shift, segments=segments, eps=EPS)
         width = x.shape[1]
-        q, k, v = rope(
-            projected[:, : 3 * width],
+        # nothing keeps q, k and v of a joint block while the MLP needs its memory
+        mixed = attend(*self._heads(projected[:, : 3 * width], tables))
+        attended = self.attn_out(mixed.flatten(1))
+        del mixed
+        fed = gated(self.mlp_out, projected[:, 3 * width :])
+        return gate_residual(x, attended + fed, gate, segments=segments)
+
+    def _heads(self, qkv: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v (T, heads, head_dim); q and k normalised and rotated."""
+        return rope(
+            qkv,
             *tables,
             heads=self.num_heads,
             head_dim=self.head_dim,
@@ -89,9 +98,6 @@ class Block(nn.Module):
             k_weight=self.norm.key_norm.scale,
             eps=EPS,
         )
-        attended = self.attn_out(attend(q, k, v).flatten(1))
-        fed = gated(self.mlp_out, projected[:, 3 * width :])
-        return gate_residual(x, attended + fed, gate, segments=segments)
 
 
 class Embedder(nn.Module):
