@@ -5,7 +5,7 @@ direct, ``torch.compile`` (sd and base) and recorded. See ``ostinato.bench.polic
 figure is. The file is written after each variant; one that is cut short leaves what it has.
 
     python -m bench.policy [--variants sd,sd-fp8r,base] [--repeats N] [--seconds S] [--no-compile]
-                           [--limit SECONDS] [--out FILE] [--dry]
+                           [--only-memory] [--limit SECONDS] [--out FILE] [--dry]
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import torch
 from bench.report import Report
 from ostinato.bench.policy import Settings, measure
 
-DEFAULT = "sd,sd-fp8r,base"
-FIGURES = ("total", "ready", "ratios", "errors")
+DEFAULT = "sd,sd-fp8r,base,base/offload"
+OFFLOAD = "/offload"
+"""After a variant: the text encoder on the host, memory only."""
+FIGURES = ("total", "ready", "peak memory", "ratios", "errors")
 
 
 def measure_apart(variant: str, options: argparse.Namespace, within_s: float) -> dict[str, Any]:
@@ -51,12 +53,14 @@ def measure_apart(variant: str, options: argparse.Namespace, within_s: float) ->
 def measure_here(options: argparse.Namespace) -> int:
     """The process of one variant."""
     settings = Settings(
-        options.variants,
+        options.variants.removesuffix(OFFLOAD),
         torch.device("cpu") if options.dry else torch.device("cuda", 0),
         repeats=options.repeats,
         seconds=options.seconds,
         compile_mode=None if options.no_compile else options.compile_mode,
         model="tiny-flux3-action" if options.dry else None,
+        offloads_text=options.variants.endswith(OFFLOAD),
+        only_memory=options.only_memory or options.variants.endswith(OFFLOAD),
     )
     kept = Path(options.keep_at)
     measure(settings, lambda rows: kept.write_text(json.dumps(rows)) and None)
@@ -72,6 +76,7 @@ def main() -> int:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--compile-mode", default="reduce-overhead")
     parser.add_argument("--out", default=None)
+    parser.add_argument("--only-memory", action="store_true", help="measure no times")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--keep-at", default=None, help="of the process of one variant")
     options = parser.parse_args()

@@ -37,6 +37,7 @@ class Settings:
     """What is measured. ``repeats``: whole calls of each peer, ``None`` the variant's own number;
     ``seconds``: when the loop of whole calls ends at the latest; ``compile_mode``: ``None`` leaves
     ``torch.compile`` out. ``model``: ``tiny-flux3-action`` instead of the published sizes.
+    ``offloads_text``: the text encoder stays on the host. ``only_memory``: no time is measured.
     """
 
     variant: str
@@ -45,6 +46,8 @@ class Settings:
     seconds: float = 120.0
     compile_mode: str | None = "reduce-overhead"
     model: str | None = None
+    offloads_text: bool = False
+    only_memory: bool = False
 
     def __post_init__(self) -> None:
         if self.variant not in NAMES:
@@ -90,26 +93,37 @@ def measure(
     """
     begin = time.perf_counter()
     findings = Findings(keep)
-    findings.rows |= {"variant": settings.variant, "device": str(settings.device)}
+    findings.rows |= {
+        "variant": settings.variant,
+        "device": str(settings.device),
+        "offloads_text": settings.offloads_text,
+    }
     loaded = load(settings)
     findings.rows["load_seconds"] = round(time.perf_counter() - begin, 2)
     findings.rows["weights"] = _weights(loaded, settings.device)
-    with Peers(loaded) as peers:
+    with Peers(loaded, offloads_text=settings.offloads_text) as peers:
         findings.section("first calls", lambda: _first_calls(peers))
         before = findings.section("memory of direct calls", lambda: policy_memory.direct(peers))
-        findings.section("kernels", lambda: _kernels(peers, settings.device))
+        if not settings.only_memory:
+            findings.section("kernels", lambda: _kernels(peers, settings.device))
         findings.section("first graph", lambda: policy_memory.first_graph(settings.device))
         findings.section("ready", lambda: policy_memory.ready(peers, before))
         findings.section("exactness", lambda: _exactness(peers))
-        findings.section("idle", lambda: _idle(peers, findings.rows, settings.device))
-        if settings.compile_mode is not None and settings.variant in COMPILED:
-            findings.section("compile", lambda: _compile(peers, settings.compile_mode))
-        findings.section("stages", lambda: _stages(peers, settings))
-        findings.section("total", lambda: _total(peers, settings))
-        findings.section("ratios", lambda: _ratios(findings.rows))
+        findings.section("peak memory", lambda: policy_memory.whole(peers))
+        if not settings.only_memory:
+            _measure_times(findings, peers, settings)
     findings.rows["seconds"] = round(time.perf_counter() - begin, 1)
     keep(findings.rows)
     return findings.rows
+
+
+def _measure_times(findings: Findings, peers: Peers, settings: Settings) -> None:
+    findings.section("idle", lambda: _idle(peers, findings.rows, settings.device))
+    if settings.compile_mode is not None and settings.variant in COMPILED:
+        findings.section("compile", lambda: _compile(peers, settings.compile_mode))
+    findings.section("stages", lambda: _stages(peers, settings))
+    findings.section("total", lambda: _total(peers, settings))
+    findings.section("ratios", lambda: _ratios(findings.rows))
 
 
 def load(settings: Settings) -> Loaded:
@@ -123,6 +137,7 @@ def load(settings: Settings) -> Loaded:
         device=settings.device,
         dtype=torch.float32 if is_float32 else torch.bfloat16,
         draws_on_device=True,
+        text_device=torch.device("cpu") if settings.offloads_text else None,
     )
 
 

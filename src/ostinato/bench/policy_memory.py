@@ -23,6 +23,7 @@ def direct(peers: Peers) -> dict[str, Any]:
     """The peak of direct calls of both buckets, above everything that lasts."""
     device = peers.policy.device
     before = level(device, is_reset=True)
+    peers.peaks.append(before.peak_reserved)
     for observation in peers.observations.values():
         peers.policy.infer(observation, enable_cuda_graph=False)
     synchronize(device)
@@ -60,6 +61,7 @@ def ready(peers: Peers, before: dict[str, Any] | None) -> dict[str, Any]:
     synchronize(device)
     seconds = time.perf_counter() - begin
     end = level(device, is_reset=True)
+    peers.peaks += [start.peak_reserved, end.peak_reserved]
     for observation in peers.observations.values():
         policy.infer(observation)
     policy.wait_idle()
@@ -84,6 +86,18 @@ def ready(peers: Peers, before: dict[str, Any] | None) -> dict[str, Any]:
     found["device_mib"] = mib(stats["loop"].device_bytes_held)
     found["verdict"] = policy.metadata["runtime"]["verdict"]
     return found
+
+
+def whole(peers: Peers) -> dict[str, Any]:
+    """The process so far, loading included: highest reserved memory, and what lies beyond it."""
+    found = level(peers.policy.device)
+    peak = max(*peers.peaks, found.peak_reserved)
+    beyond = found.driver - found.reserved
+    return {
+        "peak_reserved_gb": round(peak / 1e9, 3),
+        "driver_beyond_reserved_gb": round(beyond / 1e9, 3),
+        "lasting_reserved_gb": round(found.reserved / 1e9, 3),
+    }
 
 
 def _between(before: Level, after: Level) -> dict[str, Any]:

@@ -63,9 +63,11 @@ class Peer:
 class Peers:
     """The ways to run one loaded model. Leaving the context frees the recordings."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, *, offloads_text: bool = False) -> None:
         self._loaded = loaded
-        self.policy = make_policy(loaded, is_recorded=True)
+        self.policy = make_policy(loaded, is_recorded=True, offloads_text=offloads_text)
+        self.peaks: list[int] = []
+        """Highest reserved bytes between two looks at the memory."""
         direct = {"enable_cuda_graph": False}
         self.unfused = Peer("unfused", self.policy, direct, unfused)
         self.direct = Peer("direct", self.policy, direct)
@@ -112,12 +114,12 @@ class Peers:
         return peer
 
 
-def make_policy(loaded: Loaded, *, is_recorded: bool) -> ActionPolicy:
+def make_policy(loaded: Loaded, *, is_recorded: bool, offloads_text: bool = False) -> ActionPolicy:
     """Not warmed up."""
     return ActionPolicy(
         loaded,
         enable_cuda_graph=is_recorded,
         graph=GraphConfig(),
         caption_cache_max_tokens=CAPTION_TOKENS,
-        offload_text_encoder=False,
+        offload_text_encoder=offloads_text,
     )
