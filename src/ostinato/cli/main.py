@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ostinato.cli import bench
+from ostinato.cli.act import act
 from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
@@ -42,6 +43,7 @@ def root(
 
 app.command(context_settings=CONTEXT)(serve)
 app.command()(encode)
+app.command()(act)
 app.command()(verify)
 app.command()(ladder)
 app.add_typer(bench.app)
