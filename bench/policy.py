@@ -5,7 +5,7 @@ direct, ``torch.compile`` (sd and base) and recorded. See ``ostinato.bench.polic
 figure is. The file is written after each variant; one that is cut short leaves what it has.
 
     python -m bench.policy [--variants sd,sd-fp8r,base] [--repeats N] [--seconds S] [--no-compile]
-                           [--only-memory] [--limit SECONDS] [--out FILE] [--dry]
+                           [--no-kernels] [--only-memory] [--limit SECONDS] [--out FILE] [--dry]
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def measure_here(options: argparse.Namespace) -> int:
         compile_mode=None if options.no_compile else options.compile_mode,
         model="tiny-flux3-action" if options.dry else None,
         offloads_text=options.variants.endswith(OFFLOAD),
+        with_kernels=not options.no_kernels,
         only_memory=options.only_memory or options.variants.endswith(OFFLOAD),
     )
     kept = Path(options.keep_at)
@@ -76,6 +77,7 @@ def main() -> int:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--compile-mode", default="reduce-overhead")
     parser.add_argument("--out", default=None)
+    parser.add_argument("--no-kernels", action="store_true", help="no GPU time of kernels")
     parser.add_argument("--only-memory", action="store_true", help="measure no times")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--keep-at", default=None, help="of the process of one variant")

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ostinato
 from ostinato.bench import measure as measuring
 from ostinato.bench import policy as bench
-from ostinato.bench.policy_package import write_variant
+from ostinato.bench.policy_kernels import kernels_apart
+from ostinato.bench.policy_package import load_variant, write_variant
 from ostinato.bench.policy_peers import Peers
 from ostinato.bench.unfused import unfused
 from ostinato.errors import ConfigError
@@ -37,7 +38,7 @@ class Names(TorchDispatchMode):
 
 
 def settings(variant: str, **more: Any) -> bench.Settings:
-    return bench.Settings(variant, CPU, model=TINY, **more)
+    return bench.Settings(variant, CPU, model=TINY, **({"with_kernels": False} | more))
 
 
 def test_every_section_of_a_tiny_policy() -> None:
@@ -60,6 +61,20 @@ def test_every_section_of_a_tiny_policy() -> None:
     assert set(rows["ratios"]) == {"recorded_to_unfused", "recorded_to_direct"}
 
 
+def test_kernels_are_taken_in_another_process() -> None:
+    found = kernels_apart("sd", CPU, TINY)
+    nothing = {"observation": {}, "denoise": {}}  # the CPU has none
+    assert found == {"direct": nothing, "unfused": nothing}
+    with pytest.raises(RuntimeError, match="expected base, gd, sd"):
+        kernels_apart("large", CPU, TINY)
+
+
+def test_memory_alone_measures_no_time() -> None:
+    rows = bench.measure(settings("sd", only_memory=True, offloads_text=True))
+    assert "errors" not in rows and rows["offloads_text"]
+    assert {"ready", "exactness", "peak memory"} < set(rows) and "total" not in rows
+
+
 def test_a_section_that_fails_is_an_error_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_idle", lambda *_: 1 / 0)
     rows = bench.measure(settings("sd", repeats=1, compile_mode=None))
@@ -68,13 +83,13 @@ def test_a_section_that_fails_is_an_error_and_not_the_end(monkeypatch: pytest.Mo
 
 
 def test_unfused_runs_no_operator_of_ours_but_attention_and_gives_the_same_bytes() -> None:
-    with Peers(bench.load(settings("sd"))) as peers:
+    with Peers(load_variant("sd", CPU, TINY)) as peers:
         with Names() as fused:
             expected = peers.direct.infer(peers.short)
         assert {"modulate", "norm_rope", "swiglu", "gate_residual"} < fused.ours
         with Names() as names:
             result = peers.unfused.infer(peers.short)
-        assert names.ours == {"neighbourhood_attention"}
+        assert names.ours == {"neighbourhood_attention", "dense_attention"}
         assert result["model_actions"].tobytes() == expected["model_actions"].tobytes()
         with Names() as again:  # what was switched is switched back
             peers.direct.infer(peers.short)
@@ -93,7 +108,7 @@ def test_unfused_switches_back_after_an_error() -> None:
 
 @pytest.mark.parametrize("variant", ["sd", "base"])
 def test_the_compiled_peer_traces_whole_and_answers_alike(variant: str) -> None:
-    with Peers(bench.load(settings(variant))) as peers:
+    with Peers(load_variant(variant, CPU, TINY)) as peers:
         compiled = peers.add_compiled("default", backend="eager")
         assert [peer.name for peer in peers.all] == ["unfused", "direct", "compiled", "recorded"]
         result, expected = (p.infer(peers.short) for p in (compiled, peers.direct))

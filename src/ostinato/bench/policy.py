@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from ostinato.bench import policy_memory
-from ostinato.bench.measure import device_ms, in_turns, kernels_of, level, mib, synchronize
-from ostinato.bench.policy_package import variant_config
+from ostinato.bench.measure import device_ms, in_turns, level, mib, synchronize
+from ostinato.bench.policy_kernels import kernels_apart
+from ostinato.bench.policy_package import load_variant
 from ostinato.bench.policy_peers import Peer, Peers
 from ostinato.errors import ConfigError
-from ostinato.policy.flux3_action.load import Loaded, load_seeded
+from ostinato.policy.flux3_action.load import Loaded
 from ostinato.policy.flux3_action.random_package import VARIANTS
 
 REPEATS = {"sd": 300, "gd": 100, "base": 60}
@@ -38,6 +39,7 @@ class Settings:
     ``seconds``: when the loop of whole calls ends at the latest; ``compile_mode``: ``None`` leaves
     ``torch.compile`` out. ``model``: ``tiny-flux3-action`` instead of the published sizes.
     ``offloads_text``: the text encoder stays on the host. ``only_memory``: no time is measured.
+    ``with_kernels``: their GPU time is taken first, in a process of its own.
     """
 
     variant: str
@@ -48,6 +50,7 @@ class Settings:
     model: str | None = None
     offloads_text: bool = False
     only_memory: bool = False
+    with_kernels: bool = True
 
     def __post_init__(self) -> None:
         if self.variant not in NAMES:
@@ -98,14 +101,21 @@ def measure(
         "device": str(settings.device),
         "offloads_text": settings.offloads_text,
     }
-    loaded = load(settings)
-    findings.rows["load_seconds"] = round(time.perf_counter() - begin, 2)
+    if settings.with_kernels and not settings.only_memory:
+        apart = (settings.variant, settings.device, settings.model)
+        findings.section("kernels", lambda: kernels_apart(*apart))
+    begin_load = time.perf_counter()
+    loaded = load_variant(
+        settings.variant,
+        settings.device,
+        settings.model,
+        text_device=torch.device("cpu") if settings.offloads_text else None,
+    )
+    findings.rows["load_seconds"] = round(time.perf_counter() - begin_load, 2)
     findings.rows["weights"] = _weights(loaded, settings.device)
     with Peers(loaded, offloads_text=settings.offloads_text) as peers:
         findings.section("first calls", lambda: _first_calls(peers))
         before = findings.section("memory of direct calls", lambda: policy_memory.direct(peers))
-        if not settings.only_memory:
-            findings.section("kernels", lambda: _kernels(peers, settings.device))
         findings.section("first graph", lambda: policy_memory.first_graph(settings.device))
         findings.section("ready", lambda: policy_memory.ready(peers, before))
         findings.section("exactness", lambda: _exactness(peers))
@@ -126,21 +136,6 @@ def _measure_times(findings: Findings, peers: Peers, settings: Settings) -> None
     findings.section("ratios", lambda: _ratios(findings.rows))
 
 
-def load(settings: Settings) -> Loaded:
-    """The variant's model with random weights, drawn on the device."""
-    raw = variant_config(settings.variant, settings.model)
-    is_tiny_on_cpu = settings.model is not None and settings.device.type == "cpu"
-    is_float32 = is_tiny_on_cpu and not settings.variant.endswith("-fp8r")
-    return load_seeded(
-        raw,
-        settings.variant,
-        device=settings.device,
-        dtype=torch.float32 if is_float32 else torch.bfloat16,
-        draws_on_device=True,
-        text_device=torch.device("cpu") if settings.offloads_text else None,
-    )
-
-
 def _weights(loaded: Loaded, device: torch.device) -> dict[str, Any]:
     parts = {"transformer": loaded.model.dit, "video_vae": loaded.model.vae, "text": loaded.text}
     sizes = {f"{n}_mib": mib(sum(p.nbytes for p in m.parameters())) for n, m in parts.items()}
@@ -156,18 +151,6 @@ def _first_calls(peers: Peers) -> dict[str, float]:
         peers.policy.infer(observation, enable_cuda_graph=False)
         seconds[f"{name}_s"] = round(time.perf_counter() - begin, 2)
     return seconds
-
-
-def _kernels(peers: Peers, device: torch.device) -> dict[str, Any]:
-    """Of the direct calls; before anything is recorded, since profilers may see less after."""
-    found: dict[str, Any] = {}
-    for peer in (peers.direct, peers.unfused):
-        stages = peer.stages(peers.short)
-        found[peer.name] = {
-            "observation": kernels_of(stages.observe, device),
-            "denoise": kernels_of(stages.denoise, device),
-        }
-    return found
 
 
 def _exactness(peers: Peers) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Writes a package of random weights in the published format, of the published sizes or tiny."""
+"""Random weights of a variant, of the published sizes or tiny: loaded, or written as a package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ostinato.errors import ConfigError
+from ostinato.policy.flux3_action.load import Loaded, load_seeded
 from ostinato.policy.flux3_action.random_package import published_droid, write_random_package
 from ostinato.weights.config import read_json
 from ostinato.weights.files import find_shipped
@@ -38,4 +39,23 @@ def write_variant(
     """
     write_random_package(
         directory, variant_config(variant, model), variant=variant, draw_on=draw_on
+    )
+
+
+def load_variant(
+    variant: str,
+    device: torch.device,
+    model: str | None,
+    *,
+    text_device: torch.device | None = None,
+) -> Loaded:
+    """A variant's model, weights drawn on the device; bf16, but the tiny one on the CPU."""
+    is_float32 = model is not None and device.type == "cpu" and not variant.endswith("-fp8r")
+    return load_seeded(
+        variant_config(variant, model),
+        variant,
+        device=device,
+        dtype=torch.float32 if is_float32 else torch.bfloat16,
+        draws_on_device=True,
+        text_device=text_device,
     )

@@ -1,7 +1,7 @@
 """Runs models on the references of their operators: one kernel for each operation, as eager code.
 
-What a fused operator saves is measured against this. Attention keeps its kernel, since users of
-eager code have one too (a dense gather of windows would flatter us).
+What a fused operator saves is measured against this. Attention keeps its kernels (and
+``dense_attention`` is none of the gate's operators), since users of eager code have them too.
 """
 
 from __future__ import annotations

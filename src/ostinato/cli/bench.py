@@ -32,6 +32,9 @@ def policy(
     compile_mode: Annotated[
         str, typer.Option(help="torch.compile's mode for sd and base; none leaves it out.")
     ] = "reduce-overhead",
+    kernels: Annotated[
+        bool, typer.Option(help="Take the GPU time of kernels first, in another process.")
+    ] = True,
     write: Annotated[
         Path | None, typer.Option(help="Write a package of random weights here instead.")
     ] = None,
@@ -64,6 +67,7 @@ def policy(
         seconds=seconds,
         compile_mode=None if compile_mode == "none" else compile_mode,
         model=model,
+        with_kernels=kernels,
     )
 
     def keep(rows: dict[str, Any]) -> None:

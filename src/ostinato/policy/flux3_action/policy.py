@@ -38,7 +38,7 @@ NUM_CAPTION_BUCKETS = 2
 
 
 class Stages(NamedTuple):
-    """The device's work of one request, apart, for measuring: ``denoise`` follows ``observe``."""
+    """The device's work of one request, apart: ``denoise`` takes what ``observe`` gave last."""
 
     observe: Callable[[], Observation]
     denoise: Callable[[], Tensor]
@@ -119,9 +119,9 @@ class ActionPolicy:
         }
 
     def stages(self, observation: Mapping[str, Any], **options: Any) -> Stages:
-        """The two stages of a request as calls on what is on the device already.
+        """The two stages of a request as calls on what is on the device already, for measuring.
 
-        Each may be made any number of times, by one thread, while nothing else is served.
+        Each may be made any number of times, ``observe`` first, while nothing else is served.
         """
         wishes = read_options(observation, options)
         plan, prefix = recipe(self.config, wishes), prefix_for(self.config, wishes)
@@ -132,15 +132,19 @@ class ActionPolicy:
             captions, _ = self._captions_for(prepared.prompt, plan, uses_cache=True)
             noise = self._noise(wishes)
 
+        seen: list[Observation] = []
+
         def observe() -> Observation:
             with torch.inference_mode():
-                return self._regions.observe(canvas, token, is_recorded=is_recorded)
+                seen[:] = [self._regions.observe(canvas, token, is_recorded=is_recorded)]
+                return seen[0]
 
         call = self._call(observe(), noise, plan, captions, prefix)
 
         def denoise() -> Tensor:
             with torch.inference_mode():
-                return self._regions.chunk(call, is_recorded=is_recorded)
+                latest = call._replace(observation=seen[0])
+                return self._regions.chunk(latest, is_recorded=is_recorded)
 
         return Stages(observe, denoise)
 
