@@ -17,7 +17,7 @@ from ostinato.kernels.op import registered
 # numpy, which multiplies under the interpreter, warns of infinity times zero.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
-TILINGS = [variants.Tiling(*tile, splits) for tile in variants._TILES[:2] for splits in (1, 3)]
+TILINGS = [variants.Tiling(*tile, splits) for tile in variants.TILES[:2] for splits in (1, 3)]
 
 
 def floats(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -19,8 +19,6 @@ from ostinato.kernels.rowwise import part_row_tile, whole_row_tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
-_STAGES = 4
-
 
 @triton.jit
 def product_kernel(
@@ -239,7 +237,7 @@ def _multiply_into(out, x, weight, bias, activation, tiling):
         tile_columns=tiling.columns,
         tile_inner=INNER,
         num_warps=tiling.warps,
-        num_stages=_STAGES,
+        num_stages=tiling.stages,
     )
 
 

@@ -19,8 +19,10 @@ MAX_TRITON_ROWS = 1024
 """Above these the library fills the device and is faster than any tiling here."""
 
 _ROW_CLASSES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
-_TILES = ((16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8))
+TILES = ((16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8))
 """(rows, columns, warps) of a program."""
+
+_LARGE_TILE = 128 * 128
 
 INNER = 64
 _MIN_INNER_PER_SPLIT = 4 * INNER
@@ -41,11 +43,16 @@ class Tiling:
     def name(self) -> str:
         return f"{self.rows}x{self.columns}x{self.splits}"
 
+    @property
+    def stages(self) -> int:
+        """Loads in flight: what 99 KiB of shared memory hold, which the smaller cards have."""
+        return 3 if self.rows * self.columns >= _LARGE_TILE else 4
+
 
 def parse(name: str) -> Tiling:
     """The tiling of a variant's name; ``ValueError`` for another name."""
     rows, columns, splits = (int(part) for part in name.split("x"))
-    warps = next((w for r, c, w in _TILES if (r, c) == (rows, columns)), None)
+    warps = next((w for r, c, w in TILES if (r, c) == (rows, columns)), None)
     if warps is None or splits < 1:
         raise ValueError(f"no tiling is named {name!r}")
     return Tiling(rows, columns, warps, splits)
@@ -79,7 +86,7 @@ def candidates(
     if num_inputs % _ALIGNMENT or num_inputs < INNER:
         return names
     rows = row_class(num_rows)
-    for tile_rows, tile_columns, warps in _TILES:
+    for tile_rows, tile_columns, warps in TILES:
         if tile_rows > max(16, rows) or rows > 16 * tile_rows:
             continue
         tiles = -(-rows // tile_rows) * -(-num_outputs // tile_columns)
