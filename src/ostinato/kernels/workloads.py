@@ -59,15 +59,8 @@ def workloads(*, rows: int, dtype: torch.dtype, device: str) -> Iterator[Workloa
     known = {operator.name: operator for operator in registered()}
     make = _Maker(rows, dtype, device)
     groups = (
-        _norms,
-        _activations,
-        _products,
-        _ropes,
-        _modulations,
-        _patches,
-        _fp8,
-        _attentions,
-        _samplings,
+        *(_norms, _activations, _products, _ropes, _modulations),
+        *(_patches, _fp8, _attentions, _samplings),
     )
     for name, label, args in (call for group in groups for call in group(make)):
         yield Workload(known[name], args, label)
@@ -140,8 +133,8 @@ def _products(make: _Maker) -> Calls:
             variant = Tiling(*tile, splits).name
             x, weight = make.floats(make.rows, 1152), make.floats(1152, 1152)
             for activation in ("", "gelu_tanh", "gelu_erf"):
-                args = (x, weight, bias, activation, variant)
-                yield "linear", f"1152x1152 {activation} {variant}", args
+                call = (x, weight, bias, activation, variant)
+                yield "linear", f"1152x1152 {activation} {variant}", call
             x, weight = make.floats(make.rows, 4304), make.floats(1152, 4304)
             shared = (x, weight, bias, residual, make.floats(1152))
             yield "linear_add_rms_norm", f"4304x1152 {variant}", (*shared, 1e-6, variant)

@@ -59,7 +59,6 @@ def _register(name: str, schema: str, fake: Any, *rows: str) -> Any:
         exactness="close",
         tolerance=getattr(reference, f"{name}_tolerance"),
         rows=rows,
-        options=(),
         largest=_LARGEST,
         resolve=partial(_choose, name),
     )

@@ -167,6 +167,7 @@ def multiply(x, weight, bias, activation, tiling: Tiling):
         tile_rows=tile_rows,
         tile_columns=tile_columns,
         num_warps=warps,
+        enable_fp_fusion=False,
     )
     return out
 
@@ -200,6 +201,7 @@ def multiply_add_norm(
         tile_rows=tile_rows,
         tile_columns=tile_columns,
         num_warps=warps,
+        enable_fp_fusion=False,
     )
     return y, total
 
@@ -238,6 +240,7 @@ def _multiply_into(out, x, weight, bias, activation, tiling):
         tile_inner=INNER,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        enable_fp_fusion=False,
     )
 
 
