@@ -18,7 +18,7 @@ SHORT = (64, 128)
 """Segments up to these lengths are one tile of keys, so that nothing is carried between tiles."""
 
 FEW_PROGRAMS = 256
-"""Below about two programs for each multiprocessor of a large card, smaller tiles fill it better."""
+"""With fewer programs than about two for each multiprocessor of a large card, tiles are smaller."""
 
 _SMALLEST = (8, 6)
 _assumed: ContextVar[tuple[int, int] | None] = ContextVar("ostinato_card", default=None)
@@ -59,8 +59,8 @@ def tiles_for(
     match _memory_class(capability), columns <= 96, columns <= 128:
         case "large", _, True:
             return Tiles(64, 64, 4, 3) if has_few else Tiles(128, 64, 8, 3)
-        case "medium", is_narrow, True:
-            return Tiles(64, 64, 4, 3) if has_few else Tiles(128, 64, 4 if is_narrow else 8, 3)
+        case "medium", _, True:  # four warps for 128 rows would spill registers
+            return Tiles(64, 64, 4, 3) if has_few else Tiles(128, 64, 8, 3)
         case "small", True, _:
             return Tiles(64, 64, 4, 2)
         case "small", _, True:

@@ -36,10 +36,8 @@ def _load(
     channel = first + tl.arange(0, columns)[None, :]
     at = base + row[:, None] * stride + channel
     if first + columns <= head_dim:
-        if is_partial:
-            values = tl.load(at, mask=(row < length)[:, None], other=0.0)
-        else:
-            values = tl.load(at)
+        mask = (row < length)[:, None] if is_partial else None
+        values = tl.load(at, mask=mask, other=0.0 if is_partial else None)
     elif is_partial:
         values = tl.load(at, mask=(row < length)[:, None] & (channel < head_dim), other=0.0)
     else:
@@ -73,9 +71,11 @@ def _attend_keys(
     key = first_key + tl.arange(0, tile_keys)
     k = _load(k_base, key, k_row, 0, main, head_dim, length, is_partial)
     v = _load(v_base, key, v_row, 0, main, head_dim, length, is_partial)
-    scores = tl.dot(q, tl.trans(k), input_precision=precision)
     if rest > 0:
         k_rest = _load(k_base, key, k_row, main, rest, head_dim, length, is_partial)
+        v_rest = _load(v_base, key, v_row, main, rest, head_dim, length, is_partial)
+    scores = tl.dot(q, tl.trans(k), input_precision=precision)
+    if rest > 0:
         scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision=precision)
     if is_partial:
         scores = tl.where((key < length)[None, :], scores, float("-inf"))
@@ -86,7 +86,6 @@ def _attend_keys(
     rounded = weights.to(v.dtype)
     acc = tl.dot(rounded, v, acc * shrink[:, None], input_precision=precision)
     if rest > 0:
-        v_rest = _load(v_base, key, v_row, main, rest, head_dim, length, is_partial)
         acc_rest = tl.dot(rounded, v_rest, acc_rest * shrink[:, None], input_precision=precision)
     return acc, acc_rest, new_largest, total
 
