@@ -37,25 +37,6 @@ def machine(device: torch.device) -> str:
     return f"{name}, torch {torch.__version__}, triton {triton}"
 
 
-_directory: Path | None = None
-_selectors: dict[torch.device, Selector] = {}
-
-
-def keep_tables_in(directory: Path | None) -> None:
-    """Where this process keeps its tables; the choices made so far are asked for again there."""
-    global _directory
-    if directory != _directory:
-        _directory = directory
-        _selectors.clear()
-
-
-def selector_of(device: torch.device) -> Selector:
-    """The table of a device, in the directory that was given last."""
-    if device not in _selectors:
-        _selectors[device] = Selector(_directory, machine(device))
-    return _selectors[device]
-
-
 class Selector:
     """The table of one machine. ``directory=None`` keeps it in memory only."""
 

@@ -24,7 +24,7 @@ from ostinato.kernels.segment_attention.reference import (
     check_offsets,
     segment_attention_reference,
 )
-from ostinato.kernels.select import Selector, keep_tables_in, selector_of
+from ostinato.kernels.select import Selector
 from tests.kernels.segment_attention.test_segment_attention import offsets_of, random_qkv
 
 RECORDING = state.Activity(state.Phase.RECORDING)
@@ -187,17 +187,6 @@ def test_two_processes_choose_alike(tmp_path: Path) -> None:
     second, clock = chooser(1.0, 2.0, directory=tmp_path)
     assert second.choose(example()).name == "fake"
     assert clock.num_asked == 0
-
-
-def test_tables_move_with_their_directory(tmp_path: Path) -> None:
-    device = torch.device("cpu")
-    try:
-        before = selector_of(device)
-        assert selector_of(device) is before
-        keep_tables_in(tmp_path)
-        assert selector_of(device) is not before
-    finally:
-        keep_tables_in(None)
 
 
 # -- classes --------------------------------------------------------------------------------------
