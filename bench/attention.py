@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from bench.report import write
 from ostinato.bench.attention_shapes import SHAPES, AttentionShape
-from ostinato.kernels.segment_attention import availability, fa3
+from ostinato.bench.kernels import usable
+from ostinato.kernels.segment_attention import fa3
 from ostinato.kernels.segment_attention.availability import as_operator
 from ostinato.kernels.segment_attention.backends import BACKENDS
 from ostinato.kernels.segment_attention.call import Call
@@ -82,15 +83,9 @@ def keeps_nan(call: Call, attend: Callable[[Call, Tensor | None], Tensor]) -> bo
     return torch.equal(attend(Call(*poisoned, *call[3:]), None)[:start], clean)
 
 
-def backends(call: Call) -> dict[str, Callable[[Call, Tensor | None], Tensor]]:
+def ways(call: Call) -> dict[str, Callable[[Call, Tensor | None], Tensor]]:
     """What can serve the call on this machine, by name."""
-    found = {
-        name: backend.attend
-        for name, backend in BACKENDS.items()
-        if not backend.misfit(call)
-        and not availability.absence(backend, call.q.device)
-        and (name != "masked" or call.q.shape[0] <= 1024)
-    }
+    found = {backend.name: backend.attend for backend in usable(call)}
     if "fa3" in found and call.num_segments > 1:
         found["fa3 raw"] = fa3.attend_as_is
     return found
@@ -101,7 +96,7 @@ def compare(shape: AttentionShape) -> dict[str, Any]:
     call = shape.call(torch.bfloat16, "cuda")
     exact = as_operator(BACKENDS["varlen"]).reference(*(x.float() for x in call[:3]), *call[3:])
     row: dict[str, Any] = {"shape": shape.name, "head_dim": shape.head_dim}
-    for name, attend in backends(call).items():
+    for name, attend in ways(call).items():
         try:
             error = distance(attend(call, None), exact)
             stays = keeps_nan(call, attend)

@@ -50,7 +50,7 @@ def _misfit(call: Call) -> str:
 
 def attend(call: Call, out: Tensor | None) -> Tensor:
     """``out`` is used where it is contiguous."""
-    import cudnn  # type: ignore[import-not-found]
+    import cudnn
 
     call = finite(call)
     q, k, v, offsets = call[:4]
