@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ostinato.cli.bench import app as bench_app
 from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
@@ -43,6 +44,7 @@ app.command(context_settings=CONTEXT)(serve)
 app.command()(encode)
 app.command()(verify)
 app.command()(ladder)
+app.add_typer(bench_app, name="bench")
 
 
 @app.command()

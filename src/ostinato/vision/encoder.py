@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, InputError
+from ostinato.kernels.select import selector_of
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
 from ostinato.recording.stats import Route, Stats
@@ -291,6 +292,8 @@ def load_encoder(
     graph = graph or GraphConfig()
     tower = load_tower(model, device=_device_of(model, device), dtype=dtype).eval()
     where = next(tower.parameters()).device
+    if graph.cache_dir is not None:
+        selector_of(where).keep_in(Path(graph.cache_dir).expanduser())
     runner = shared_runner(where, graph)
     rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
     recorded = RecordedTower(tower, runner, graph, rungs)
