@@ -1,0 +1,41 @@
+"""Writes a package of random weights in the published format, of the published sizes or tiny."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ostinato.errors import ConfigError
+from ostinato.policy.flux3_action.random_package import published_droid, write_random_package
+from ostinato.weights.config import read_json
+from ostinato.weights.files import find_shipped
+
+OF_VARIANT = ("num_inference_steps", "guidance_scale", "quantization")
+"""What a variant changes of a package's configuration."""
+
+
+def variant_config(variant: str, model: str | None) -> dict[str, object]:
+    """``package``, ``vae`` and ``text_encoder`` of a variant; ``model``: a shipped tiny one."""
+    published = published_droid(variant)
+    if model is None:
+        return published
+    shipped = find_shipped(model)
+    if shipped is None:
+        raise ConfigError(f"model is {model!r}; expected tiny-flux3-action, or none")
+    raw = read_json(shipped, model)
+    raw["package"] |= {name: published["package"][name] for name in OF_VARIANT}
+    return raw
+
+
+def write_variant(
+    directory: Path, variant: str, *, model: str | None, draw_on: torch.device
+) -> None:
+    """Write one variant; ``load_policy(directory, variant=variant)`` reads it.
+
+    ``base`` is the root of the package, the others lie below ``variants/`` and share its video VAE
+    and text encoder. About 22 GB of the published sizes in bf16.
+    """
+    write_random_package(
+        directory, variant_config(variant, model), variant=variant, draw_on=draw_on
+    )
