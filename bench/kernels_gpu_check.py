@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,13 +22,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from ostinato.bench.timing import copy_bandwidth, device_seconds_per_call, rotated
 from ostinato.kernels import gate
-from ostinato.kernels.examples import like
 from ostinato.kernels.workloads import Workload, widest, workloads
 
 CHECK_ROWS = 37
 SPEED_ROWS = 16_384
-ROTATED_BYTES = 512 * 2**20
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -62,46 +60,11 @@ def check(only: str | None, num_workers: int) -> list[tuple[str, str, str]]:
         return sorted(row for rows in pool.map(check_share, jobs, chunksize=1) for row in rows)
 
 
-def seconds_per_call(calls: list[Any]) -> float:
-    """Median device seconds of one call; ``calls`` is one round over the rotated buffers."""
-    repeats = max(1, 24 // len(calls))
-    for call in calls:
-        call()
-    samples = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(4_000_000)
-        begin.record()
-        for _ in range(repeats):
-            for call in calls:
-                call()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) / 1e3 / (repeats * len(calls)))
-    return statistics.median(samples)
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second of a device copy, read and write counted."""
-    source = torch.empty(ROTATED_BYTES // 4, dtype=torch.uint8, device="cuda")
-    targets = [torch.empty_like(source) for _ in range(4)]
-    return 2 * source.numel() / seconds_per_call([lambda t=t: t.copy_(source) for t in targets])
-
-
-def rotated(workload: Workload) -> list[tuple[Any, ...]]:
-    """Copies of the arguments that together exceed the cache by far."""
-    copies = min(24, max(1, -(-ROTATED_BYTES // workload.num_bytes())))
-    return [
-        tuple(like(a, a) if isinstance(a, torch.Tensor) else a for a in workload.args)
-        for _ in range(copies)
-    ]
-
-
 def measure(workload: Workload, copy: float) -> dict[str, Any]:
     """Times of kernel and reference, and the share of the copy bandwidth."""
     op, sets = workload.operator, rotated(workload)
-    fused = seconds_per_call([lambda a=a: op.kernel(*a) for a in sets])
-    eager = seconds_per_call([lambda a=a: op.reference(*a) for a in sets])
+    fused = device_seconds_per_call([lambda a=a: op.kernel(*a) for a in sets])
+    eager = device_seconds_per_call([lambda a=a: op.reference(*a) for a in sets])
     rate = workload.num_bytes() / fused
     return {
         "operator": op.name,

@@ -22,6 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+SIZES = ((3136, 8, 3136), (3136, 49, 64), (3136, 80, 3136), (196, 1, 196), (3136, 1, 3136))
+"""Rows, segments and longest segment of attention: every way to map programs to rows."""
 # Bytes of shared memory that one block may ask for (CUDA programming guide, opt-in limit).
 SHARED_LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 120: 101_376}
 DTYPES = {
@@ -51,29 +53,61 @@ class Launch:
 
 def launches(dtype: torch.dtype, only: str | None, *, thin: bool) -> list[Launch]:
     """Every distinct launch that the workloads make, taken down on the meta device."""
-    import triton
-
     from ostinato.kernels.workloads import widest, workloads
 
     every = list(workloads(rows=ROWS, dtype=dtype, device="meta"))
-    found: dict[tuple[Any, ...], Launch] = {}
-    label = ""
-
-    def take_down(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        launch = describe(self, label, args, kwargs)
-        key = (launch.module, launch.kernel, launch.signature, launch.constants, launch.options)
-        found.setdefault(key, launch)
-
-    run = triton.runtime.jit.JITFunction.run
-    triton.runtime.jit.JITFunction.run = take_down
-    try:
+    with Notes() as notes:
         for workload in widest(every) if thin else every:
-            label = f"{workload.operator.name} {workload.label} {DTYPES[dtype]}"
-            if only is None or only in label:
+            notes.label = f"{workload.operator.name} {workload.label} {DTYPES[dtype]}"
+            if only is None or only in notes.label:
                 workload.operator.kernel(*workload.args)
-    finally:
-        triton.runtime.jit.JITFunction.run = run
-    return list(found.values())
+    return list(notes.found.values())
+
+
+def attention_launches(
+    dtype: torch.dtype, capability: int, only: str | None, *, thin: bool
+) -> list[Launch]:
+    """Launches of segment attention, whose tiles are chosen by card."""
+    from ostinato.kernels.segment_attention.backends import TRITON
+    from ostinato.kernels.segment_attention.call import Call
+    from ostinato.kernels.segment_attention.tiles import assuming
+
+    with Notes() as notes, assuming(divmod(capability, 10)):
+        for head_dim in (72, 128) if thin else (32, 64, 72, 80, 96, 128, 160, 256):
+            for rows, segments, longest in SIZES[:2] if thin else SIZES:
+                notes.label = f"segment_attention {rows} in {segments}, {head_dim} {DTYPES[dtype]}"
+                q, k, v = torch.empty(rows, 3, 16, head_dim, dtype=dtype, device="meta").unbind(1)
+                offsets = torch.empty(segments + 1, dtype=torch.int32, device="meta")
+                if only is None or only in notes.label:
+                    TRITON.attend(Call(q, k, v, offsets, longest, 0.1), None)
+    return list(notes.found.values())
+
+
+class Notes:
+    """Takes launches down instead of making them; ``label`` names what is being launched."""
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.found: dict[tuple[Any, ...], Launch] = {}
+
+    def __enter__(self) -> Notes:
+        import triton
+
+        notes = self
+
+        def take_down(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+            launch = describe(self, notes.label, args, kwargs)
+            key = (launch.module, launch.kernel, launch.signature, launch.constants, launch.options)
+            notes.found.setdefault(key, launch)
+
+        self._run = triton.runtime.jit.JITFunction.run
+        triton.runtime.jit.JITFunction.run = take_down
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import triton
+
+        triton.runtime.jit.JITFunction.run = self._run
 
 
 def describe(kernel: Any, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
@@ -136,10 +170,18 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every width, and fp32 as well")
     options = parser.parse_args()
     begin = time.perf_counter()
-    every = launches(torch.bfloat16, options.only, thin=not options.all)
-    if options.all:
-        every += launches(torch.float32, options.only, thin=False)
+    dtypes = [torch.bfloat16, torch.float32] if options.all else [torch.bfloat16]
+    how = {"only": options.only, "thin": not options.all}
+    every = [launch for dtype in dtypes for launch in launches(dtype, **how)]
     jobs = [(launch, capability) for launch in every for capability in SHARED_LIMITS]
+    for capability in SHARED_LIMITS:
+        for dtype in dtypes:
+            jobs += [
+                (launch, capability) for launch in attention_launches(dtype, capability, **how)
+            ]
+    if not jobs:
+        print(f"nothing is named {options.only!r}")
+        return 1
     with ProcessPoolExecutor(options.jobs) as pool:
         reasons = list(pool.map(compile_for, *zip(*jobs, strict=True), chunksize=4))
     failures = [(job, reason) for job, reason in zip(jobs, reasons, strict=True) if reason]
@@ -147,7 +189,7 @@ def main() -> int:
         print(f"FAIL {launch.label} on {capability / 10}: {reason}")
     seconds = time.perf_counter() - begin
     print(
-        f"{len(every)} configurations x {len(SHARED_LIMITS)} cards: "
+        f"{len(jobs)} configurations on {len(SHARED_LIMITS)} cards: "
         f"{len(failures)} failures, {seconds:.0f} s"
     )
     return 1 if failures else 0

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import ostinato
 from ostinato.bench import policy as measuring
-from ostinato.cli import bench, main
+from ostinato.cli import bench_policy as bench
+from ostinato.cli import main
 
 TINY = ["bench", "policy", "--model", "tiny-flux3-action", "--device", "cpu"]
 ROW = {"median_ms": 2.0, "p95_ms": 3.0, "p99_ms": 4.0, "num_calls": 5}

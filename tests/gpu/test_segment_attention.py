@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ostinato.kernels.segment_attention import segment_attention
+from ostinato import state
+from ostinato.kernels.gate import first_wrong_answer, using_numerics
+from ostinato.kernels.segment_attention import availability, segment_attention
+from ostinato.kernels.segment_attention.availability import as_operator
+from ostinato.kernels.segment_attention.backends import BACKENDS
+from ostinato.kernels.segment_attention.call import Backend, Call
+from ostinato.kernels.segment_attention.choice import CHOOSER, candidates
 
 pytestmark = [
     pytest.mark.gpu,
@@ -90,3 +96,147 @@ def test_a_replay_follows_new_boundaries(dtype: torch.dtype, head_dim: int) -> N
         out.fill_(torch.nan)
         graph.replay()
         assert distance(out, formula(q, k, v, offsets, 0.1)) <= 5e-3
+
+
+# -- every backend --------------------------------------------------------------------------------
+
+SEGMENTATIONS = {
+    "one": [700],
+    "mixed": [196, 0, 64, 1, 333, 0],
+    "ones": [1] * 50,
+    "windows": [64] * 20 + [32, 16, 0, 0],
+    "pieces up to 128": [128, 127, 65, 1, 0],
+    "unused capacity": [500, 268] + [0] * 254,
+    "many": [3] * 1500,
+}
+
+
+def need(name: str, call: Call) -> Backend:
+    """The backend, or a skip that says why it cannot serve the call here."""
+    backend = BACKENDS[name]
+    reason = backend.misfit(call) or availability.absence(backend, call.q.device)
+    if reason:
+        pytest.skip(f"{name} {reason}")
+    return backend
+
+
+@pytest.mark.parametrize("lengths", SEGMENTATIONS.values(), ids=SEGMENTATIONS)
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 128])
+@pytest.mark.parametrize("name", ["cudnn", "fa3", "cudnn_ragged", "triton"])
+def test_a_backend_is_as_close_to_float32_as_torchs_own(
+    name: str, head_dim: int, lengths: list[int]
+) -> None:
+    (q, k, v), offsets = inputs(lengths, head_dim, torch.bfloat16)
+    exact = formula(q, k, v, offsets, 0.2)
+    for bound in {max(lengths), sum(lengths)}:
+        call = Call(q, k, v, offsets, bound, 0.2)
+        backend = need(name, call)
+        out = torch.full(q.shape, torch.nan, dtype=q.dtype, device="cuda")
+        result = backend.attend(call, out)
+        yardstick = distance(BACKENDS["varlen"].attend(call, None), exact)
+        assert distance(result, exact) <= 1.2 * yardstick + 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [20, 72, 96, 160, 256])
+def test_the_own_kernel_takes_other_dtypes_and_heads(dtype: torch.dtype, head_dim: int) -> None:
+    for lengths in ([700], [196, 0, 64, 1, 333, 0], [64] * 5):
+        (q, k, v), offsets = inputs(lengths, head_dim, dtype)
+        result = segment_attention(q, k, v, offsets, 700, scale=0.2, backend="triton")
+        limit = 1e-5 if dtype is torch.float32 else 1e-3
+        assert distance(result, formula(q, k, v, offsets, 0.2)) <= limit
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 128])
+@pytest.mark.parametrize("name", ["cudnn", "fa3", "cudnn_ragged", "triton"])
+def test_a_backend_passes_its_probe(name: str, head_dim: int) -> None:
+    """NaN in one segment stays there; every row is written."""
+    lengths = [50] if name == "cudnn" else [20, 30]
+    (q, k, v), offsets = inputs(lengths, head_dim, torch.bfloat16)
+    call = Call(q, k, v, offsets, 50, 0.1)
+    assert not first_wrong_answer(as_operator(need(name, call)), tuple(call))
+
+
+@pytest.mark.parametrize("what", ["boundary", "scale", "unwritten row"])
+def test_the_probe_catches_a_broken_variant(what: str) -> None:
+    (q, k, v), offsets = inputs([20, 30], 72, torch.bfloat16)
+    call = Call(q, k, v, offsets, 50, 0.1)
+    own = need("triton", call)
+
+    def broken(call: Call, out: Tensor | None) -> Tensor:
+        if what == "boundary":
+            moved = call.offsets.clone()
+            moved[1:-1] = (moved[1:-1] + 1).clamp(max=call.q.shape[0])
+            call = call._replace(offsets=moved)
+        elif what == "scale":
+            call = call._replace(scale=1.05 * call.scale)
+        result = own.attend(call, out)
+        if what == "unwritten row":
+            result[-1] = torch.nan
+        return result
+
+    assert first_wrong_answer(as_operator(Backend("broken", broken)), tuple(call))
+
+
+@pytest.mark.parametrize("name", ["fa3", "cudnn_ragged", "triton"])
+def test_a_backends_replay_follows_new_boundaries(name: str) -> None:
+    (q, k, v), offsets = inputs([100, 200, 84, 0], 72, torch.bfloat16)
+    call = Call(q, k, v, offsets, 384, 0.1)
+    backend = need(name, call)
+    out = torch.empty(384, 4, 72, dtype=torch.bfloat16, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        backend.attend(call, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        backend.attend(call, out)
+    for boundaries in ([0, 384, 384, 384, 384], [0, 4, 8, 8, 384], [0, 96, 192, 288, 384]):
+        offsets.copy_(torch.tensor(boundaries, dtype=torch.int32))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert distance(out, formula(q, k, v, offsets, 0.1)) <= 5e-3
+        direct = backend.attend(call, None)
+        assert torch.equal(out, direct)
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+
+def test_a_direct_call_and_its_recording_choose_alike() -> None:
+    (q, k, v), offsets = inputs([300, 340], 80, torch.bfloat16)
+    direct = segment_attention(q, k, v, offsets, 640, scale=0.1)
+    num_before = state.verdicts.number
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        segment_attention(q, k, v, offsets, 640, scale=0.1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = segment_attention(q, k, v, offsets, 640, scale=0.1)
+    graph.replay()
+    assert torch.equal(direct, recorded)
+    assert state.verdicts.number == num_before
+
+
+def test_an_unknown_class_under_capture_gets_torchs_own_and_times_nothing() -> None:
+    (q, k, v), offsets = inputs([111, 222, 5], 40, torch.bfloat16)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), using_numerics("reference"):
+        plain = segment_attention(q, k, v, offsets, 338, scale=0.1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = segment_attention(q, k, v, offsets, 338, scale=0.1)
+    graph.replay()
+    assert torch.equal(recorded, plain)
+
+
+def test_without_fa3_and_cudnn_others_serve() -> None:
+    (q, k, v), offsets = inputs([300, 340], 72, torch.bfloat16)
+    call = Call(q, k, v, offsets, 640, 0.1)
+    with availability.hiding("fa3", "cudnn", "cudnn_ragged"):
+        assert {b.name for b in candidates(call)} <= {"varlen", "triton", "masked"}
+        assert CHOOSER.choose(call).name in {"varlen", "triton", "masked"}
+        result = segment_attention(q, k, v, offsets, 640, scale=0.1)
+    assert distance(result, formula(q, k, v, offsets, 0.1)) <= 5e-3

@@ -8,11 +8,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ostinato.kernels.activations import FUNCTIONS
+from ostinato.kernels.rope import rope
 from ostinato.layers.linear import Linear
-from ostinato.layers.mlp import ACTIVATIONS, GatedMlp, Mlp
+from ostinato.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, pack_gates
 from ostinato.layers.norm import LayerNorm, RMSNorm
 from ostinato.layers.patch import PatchEmbed, PatchMerger, embed_patches
-from ostinato.layers.rotary import AxialRotary, axial_frequencies, rotary_tables, rotate
+from ostinato.layers.rotary import AxialRotary, axial_frequencies, rotary_tables
 from ostinato.weights.assign import assign
 from ostinato.weights.random import random_tensors
 
@@ -47,31 +49,55 @@ def test_rms_norm_rounds_before_the_weight() -> None:
 
 def test_residual_and_norm_are_the_two_steps() -> None:
     for norm in (filled(LayerNorm(12)), filled(RMSNorm(12))):
-        x, delta = random(5, 12), random(5, 12).flip(0)
-        total, normed = norm.add(x, delta)
-        assert torch.equal(total, x + delta)
-        assert torch.equal(normed, norm(x + delta))
+        linear, x, rows = filled(Linear(7, 12)), random(5, 12), random(5, 7)
+        normed, total = norm.after(linear, rows, x)
+        assert torch.equal(total, linear(rows) + x)
+        assert torch.equal(normed, norm(total))
+
+
+def activated(name: str, x: Tensor) -> Tensor:
+    return FUNCTIONS[ACTIVATIONS[name]](x)
 
 
 def test_activations() -> None:
     x = torch.linspace(-4, 4, 33, dtype=torch.float64)
     phi = torch.tensor([0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x.tolist()])
-    torch.testing.assert_close(ACTIVATIONS["gelu"](x), x * phi.double(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(activated("gelu", x), x * phi.double(), rtol=1e-6, atol=1e-7)
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    torch.testing.assert_close(ACTIVATIONS["gelu_pytorch_tanh"](x), x / 2 * (1 + inner.tanh()))
-    torch.testing.assert_close(ACTIVATIONS["quick_gelu"](x), x / (1 + (-1.702 * x).exp()))
+    torch.testing.assert_close(activated("gelu_pytorch_tanh", x), x / 2 * (1 + inner.tanh()))
+    torch.testing.assert_close(activated("quick_gelu", x), x / (1 + (-1.702 * x).exp()))
 
 
 def test_mlps() -> None:
     x = random(5, 8)
     plain = filled(Mlp(8, 12, activation="quick_gelu", out_width=6))
-    hidden = ACTIVATIONS["quick_gelu"](x @ plain.fc1.weight.T + plain.fc1.bias)
+    hidden = activated("quick_gelu", x @ plain.fc1.weight.T + plain.fc1.bias)
     torch.testing.assert_close(plain(x), hidden @ plain.fc2.weight.T + plain.fc2.bias)
     gated = filled(GatedMlp(8, 12, bias=True))
     gate = x @ gated.gate_proj.weight.T + gated.gate_proj.bias
     up = x @ gated.up_proj.weight.T + gated.up_proj.bias
     expected = (gate / (1 + (-gate).exp()) * up) @ gated.down_proj.weight.T
-    torch.testing.assert_close(gated(x), expected + gated.down_proj.bias)
+    expected = expected + gated.down_proj.bias
+    pack_gates(torch.nn.Sequential(gated))
+    torch.testing.assert_close(gated(x), expected)
+    names = {name: tuple(p.shape) for name, p in gated.named_parameters()}
+    assert names == {
+        "gate_up_proj.weight": (128, 8),
+        "gate_up_proj.bias": (128,),
+        "down_proj.weight": (8, 64),
+        "down_proj.bias": (8,),
+    }
+    gated.pack()
+    torch.testing.assert_close(gated(x), expected)
+
+
+def test_a_multiple_of_64_is_packed_without_widening() -> None:
+    gated, x = filled(GatedMlp(8, 64, bias=False)), random(5, 8)
+    gate, up = x @ gated.gate_proj.weight.T, x @ gated.up_proj.weight.T
+    down = gated.down_proj.weight
+    gated.pack()
+    assert gated.down_proj.weight is down
+    torch.testing.assert_close(gated(x), (gate / (1 + (-gate).exp()) * up) @ down.T)
 
 
 def test_linear_without_bias_has_no_such_parameter() -> None:
@@ -89,7 +115,10 @@ def test_rotation_is_a_complex_product() -> None:
     row, column = positions[:, :1] * 10000.0**-exponents, positions[:, 1:] * 10000.0**-exponents
     turned = pairs * torch.exp(1j * torch.cat((row, column), 1).double())[:, None]
     expected = torch.cat((turned.real, turned.imag), -1)
-    torch.testing.assert_close(rotate(x, cos, sin), expected, rtol=1e-4, atol=1e-4)
+    qkv = torch.cat((x, x, x), 1).flatten(1).float()
+    q, _, v = rope(qkv, cos, sin, heads=2, head_dim=16)
+    torch.testing.assert_close(q.double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(v, x.float())
     tables = AxialRotary(16, theta=10000.0)(positions)
     assert torch.equal(tables[0], cos)
     assert torch.equal(tables[1], sin)
@@ -114,3 +143,4 @@ def test_merger_joins_neighbours_after_or_before_the_norm() -> None:
         split = torch.cat([merger.norm(row[None]) for row in x]) if not after else None
         normed = merger.norm(joined) if split is None else split.view(2, 24)
         torch.testing.assert_close(merger(x), merger.mlp(normed))
+        assert after or torch.equal(merger.project(merger.norm(x)), merger(x))

@@ -7,6 +7,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -297,3 +298,26 @@ def test_any_thread_may_check() -> None:
     for thread in threads:
         thread.join()
     assert not failures and ledger.check() == ledger.generation
+
+
+def test_revert_leaves_alone_what_did_not_change() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Sizes:
+        width: int = 3
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes = Sizes()
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x * self.sizes.width
+
+    module = Scaled()
+    ledger = Ledger(module)
+    snapshot = ledger.snapshot()
+    module(torch.ones(2))
+    ledger.revert(snapshot)
+    assert module.calls == 0 and module.sizes == Sizes()

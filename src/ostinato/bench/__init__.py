@@ -1,1 +1,1 @@
-"""What users run to measure; empty so far."""
+"""What users run to measure; never imported by what is measured."""

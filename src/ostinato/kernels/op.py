@@ -37,6 +37,8 @@ class Operator:
     number. ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
     squares that fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False``
     trusts a right kernel without timing a reference that is dense and may not fit in memory.
+    ``resolve`` turns a call's arguments into those that the gate sees, for operators that leave a
+    choice open (a variant "auto"); ``None`` from it means that the reference serves.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Operator:
     largest: float = 1e30
     kernel_takes_out: bool = False
     is_timed: bool = True
+    resolve: Callable[[tuple[Any, ...]], tuple[Any, ...] | None] | None = None
     parameters: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,6 +137,9 @@ def _cuda_implementation(operator: Operator) -> Callable[..., Any]:
     def implementation(*args: Any, **kwargs: Any) -> Any:
         from ostinato.kernels.gate import GATE
 
-        return GATE.serve(operator, args, **kwargs)
+        resolved = args if operator.resolve is None else operator.resolve(args)
+        if resolved is None:
+            return operator.reference(*args)
+        return GATE.serve(operator, resolved, **kwargs)
 
     return implementation

@@ -47,10 +47,8 @@ class Selector:
         self._timer = timer
         self._lock = threading.Lock()
         self._path: Path | None = None
-        if directory is not None:
-            digest = hashlib.sha256(machine.encode()).hexdigest()[:16]
-            self._path = directory / f"variants-{digest}.json"
-        self._choices = self._read()
+        self._choices: dict[str, str] = {}
+        self.keep_in(directory)
 
     def choose(self, operator: str, shape_class: str, variants: Variants) -> str:
         """Name of the fastest of ``variants`` for this class; the callables must be repeatable.
@@ -65,13 +63,23 @@ class Selector:
             return known or first
         with self._lock:
             if key not in self._choices:
-                self._choices[key] = self._fastest(variants) or first
+                with state.checking():
+                    self._choices[key] = self._fastest(variants) or first
                 self._write()
             return self._choices[key]
 
     def choices(self) -> dict[str, str]:
         """A copy of the table: ``operator|class|variants`` to the chosen name."""
         return dict(self._choices)
+
+    def keep_in(self, directory: Path | None) -> None:
+        """Keep the table in ``directory`` from now on, and take over what is known there."""
+        with self._lock:
+            self._path = None
+            if directory is not None:
+                digest = hashlib.sha256(self._machine.encode()).hexdigest()[:16]
+                self._path = directory / f"variants-{digest}.json"
+                self._choices = self._read() | self._choices
 
     def _fastest(self, variants: Variants) -> str | None:
         usable = {}
@@ -115,3 +123,16 @@ class Selector:
             os.replace(name, self._path)
         except OSError as error:
             _log.warning("the table of variants cannot be kept at %s: %s", self._path, error)
+
+
+_selectors: dict[torch.device, Selector] = {}
+_making = threading.Lock()
+
+
+def selector_of(device: torch.device) -> Selector:
+    """The process's table of this device; in memory until somebody gives it a directory."""
+    selector = _selectors.get(device)
+    if selector is None:
+        with _making:
+            selector = _selectors.setdefault(device, Selector(None, machine(device)))
+    return selector

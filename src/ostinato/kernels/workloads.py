@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from ostinato.kernels.linear.variants import TILES, Tiling
 from ostinato.kernels.op import Operator, registered
 
 OPERATOR_PACKAGES = (
     "fp8",
     "gate_residual",
     "gelu",
+    "linear",
     "modulate",
     "neighbourhood_attention",
     "norm",
@@ -56,7 +58,10 @@ def workloads(*, rows: int, dtype: torch.dtype, device: str) -> Iterator[Workloa
     _import_operators()
     known = {operator.name: operator for operator in registered()}
     make = _Maker(rows, dtype, device)
-    groups = (_norms, _activations, _ropes, _modulations, _patches, _fp8, _attentions, _samplings)
+    groups = (
+        *(_norms, _activations, _products, _ropes, _modulations),
+        *(_patches, _fp8, _attentions, _samplings),
+    )
     for name, label, args in (call for group in groups for call in group(make)):
         yield Workload(known[name], args, label)
 
@@ -108,12 +113,33 @@ def _norms(make: _Maker) -> Calls:
 
 def _activations(make: _Maker) -> Calls:
     for width, activation in ((4304, "gelu_tanh"), (4608, "gelu_erf"), (5120, "gelu_quick")):
-        yield "gelu", f"{width} {activation}", (make.floats(make.rows, width), None, activation)
+        name = "gelu_erf" if activation == "gelu_erf" else "gelu"
+        yield name, f"{width} {activation}", (make.floats(make.rows, width), None, activation)
     for width in (704, 3420, 9216):
         packed = make.floats(make.rows, 2 * width)
         yield "swiglu", f"2x{width} silu", (packed, None, "silu")
     packed, bias = make.floats(make.rows, 2 * 3420), make.floats(2 * 3420)
     yield "swiglu", "2x3420 silu bias", (packed, bias, "silu")
+
+
+def _products(make: _Maker) -> Calls:
+    """Every tiling, split and whole; fp32 products are the library's."""
+    if make.dtype is torch.float32:
+        return
+    bias = make.floats(1152)
+    residual = make.floats(make.rows, 1152)
+    for tile in TILES:
+        for splits in (1, 3):
+            variant = Tiling(*tile, splits).name
+            x, weight = make.floats(make.rows, 1152), make.floats(1152, 1152)
+            for activation in ("", "gelu_tanh", "gelu_erf"):
+                call = (x, weight, bias, activation, variant)
+                yield "linear", f"1152x1152 {activation} {variant}", call
+            x, weight = make.floats(make.rows, 4304), make.floats(1152, 4304)
+            shared = (x, weight, bias, residual, make.floats(1152))
+            yield "linear_add_rms_norm", f"4304x1152 {variant}", (*shared, 1e-6, variant)
+            args = (*shared, make.floats(1152), 1e-6, variant)
+            yield "linear_add_layer_norm", f"4304x1152 {variant}", args
 
 
 def _ropes(make: _Maker) -> Calls:

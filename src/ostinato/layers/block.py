@@ -10,7 +10,11 @@ from ostinato.layers.norm import LayerNorm, RMSNorm
 
 
 class VisionBlock(nn.Module):
-    """``x += attn(norm1(x)); x += mlp(norm2(x))``."""
+    """``x += proj(attn(norm1(x))); x += mlp(norm2(x))``.
+
+    Each addition runs together with the norm that follows it, so a block gets its first norm's
+    result from whoever comes before it and makes that of whoever comes after it.
+    """
 
     def __init__(
         self,
@@ -26,10 +30,18 @@ class VisionBlock(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], offsets: Tensor, max_length: int
-    ) -> Tensor:
-        """``x``: (T, width); the rest as in ``SegmentAttention``. Returns a new (T, width)."""
-        attended = self.attn(self.norm1(x), tables, offsets, max_length)
-        x, normed = self.norm2.add(x, attended)
-        result: Tensor = x + self.mlp(normed)
-        return result
+        self,
+        normed: Tensor,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        offsets: Tensor,
+        max_length: int,
+        next_norm: LayerNorm | RMSNorm,
+    ) -> tuple[Tensor, Tensor]:
+        """``normed = norm1(x)`` and ``x``, (T, width); the rest as in ``SegmentAttention``.
+
+        Returns ``(next_norm(y), y)`` of the block's result ``y``, new tensors.
+        """
+        attended = self.attn(normed, tables, offsets, max_length)
+        normed, x = self.norm2.after(self.attn.proj, attended, x)
+        return next_norm.after(self.mlp.last, self.mlp.inner(normed), x)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ostinato.kernels.linear import linear
 from ostinato.layers.linear import unset
 from ostinato.layers.mlp import Mlp
 from ostinato.layers.norm import LayerNorm, RMSNorm
@@ -16,7 +16,7 @@ def embed_patches(patches: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     ``patches``: (T, channels * frames * height * width) of any floating dtype, cast to the
     weight's; ``weight``: (width, channels, frames, height, width). Returns (T, width).
     """
-    return F.linear(patches.to(weight.dtype), weight.flatten(1), bias)
+    return linear(patches.to(weight.dtype), weight.flatten(1), bias)
 
 
 class PatchProjection(nn.Module):
@@ -70,8 +70,10 @@ class PatchMerger(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norm_after_merge:
-            normed = self.norm(x.view(-1, self.merged_width))
-        else:
-            normed = self.norm(x).view(-1, self.merged_width)
-        merged: Tensor = self.mlp(normed)
+            return self.project(self.norm(x.view(-1, self.merged_width)))
+        return self.project(self.norm(x))
+
+    def project(self, normed: Tensor) -> Tensor:
+        """What follows the norm, for rows that were normalised already."""
+        merged: Tensor = self.mlp(normed.view(-1, self.merged_width))
         return merged

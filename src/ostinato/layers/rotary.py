@@ -23,17 +23,6 @@ def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x`` (T, heads, head_dim) by tables (T, head_dim / 2); float32 inside, dtype kept.
-
-    Pairs are (i, i + head_dim / 2): ``[a cos - b sin, b cos + a sin]``.
-    """
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return rotated.to(x.dtype)
-
-
 class AxialRotary(nn.Module):
     """Makes the tables; holds the frequencies as a buffer that no checkpoint contains."""
 

@@ -118,8 +118,14 @@ class Ledger:
         return Snapshot(watched.slots, [(c, c.copy()) for c in watched.containers])
 
     def revert(self, snapshot: Snapshot) -> None:
-        """Put back the Python values of a snapshot, in the places that still exist."""
+        """Put back the Python values of a snapshot, in the places that still exist.
+
+        Only what changed is assigned: most places are of classes and frozen objects.
+        """
         for slot in snapshot.slots:
+            present = _with_present_value(slot)
+            if present is not None and present.value is slot.value:
+                continue
             if slot.name is None:
                 slot.owner.cell_contents = slot.value
             elif slot.holder is not None:
@@ -216,8 +222,13 @@ _requires_grad = operator.attrgetter("requires_grad")
 def _with_present_value(slot: Slot) -> Slot | None:
     """None where the place is gone, as in a cache that was cleared."""
     try:
-        value = slot.owner.cell_contents if slot.name is None else slot.owner[slot.name]
-    except (KeyError, IndexError, ValueError):
+        if slot.name is None:
+            value = slot.owner.cell_contents
+        elif slot.owner is slot.holder:
+            value = getattr(slot.owner, slot.name)
+        else:
+            value = slot.owner[slot.name]
+    except (KeyError, IndexError, ValueError, AttributeError):
         return None
     return replace(slot, value=value)
 

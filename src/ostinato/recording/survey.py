@@ -33,6 +33,9 @@ MAX_SLOTS = 200_000
 
 _STORED = (dict, OrderedDict, list, tuple, set, frozenset, deque)
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "triton", "builtins"}
+_OWN = ("ostinato.recording", "ostinato.state", "ostinato.kernels")
+"""Operators choose by tables of their own, whose generation is a part of every key."""
+
 _DYNAMIC_NAMES = {"getattr", "vars", "__dict__", "__getattribute__"}
 _MODULE_MACHINERY = frozenset(torch.nn.Module().__dict__) - {"training"}
 _HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks")
@@ -293,7 +296,7 @@ def _is_stored(container: Any) -> bool:
 
 def _is_library(module: str) -> bool:
     root = module.partition(".")[0]
-    return root in _LIBRARIES or module.startswith(("ostinato.recording", "ostinato.state"))
+    return root in _LIBRARIES or module.startswith(_OWN)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import WeightsError
+from ostinato.layers.mlp import pack_gates
 from ostinato.vision.fields import Fields
 from ostinato.vision.registry import Family, find_family
 from ostinato.vision.tower import Tower
@@ -34,10 +35,22 @@ def load_tower(
     """Load a vision tower (see ``EncoderModel``) with all its weights on one device.
 
     ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a transformers module (a
-    tower or a model with one), whose parameters are shared where device and ``dtype`` fit. Without
+    tower or a model with one), whose parameters are shared where device and ``dtype`` fit, except
+    those of gated feed-forward layers, which are packed. Without
     ``device`` a module's tower stays where it is and others go to the CPU; without ``dtype`` the
     stored one is kept. Raises ``WeightsError`` naming the tensor, field or file that does not fit.
     """
+    tower = _load(model, device, dtype, revision)
+    pack_gates(tower)
+    return tower
+
+
+def _load(
+    model: str | Path | nn.Module,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    revision: str | None,
+) -> Tower:
     if isinstance(model, nn.Module):
         source = find_tower(model)
         first = next(source.parameters(), None)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from math import ceil
 
 from ostinato.errors import ConfigError
+from ostinato.kernels.segment_attention.classes import layout_class
+from ostinato.kernels.segment_attention.tiles import SHORT
 from ostinato.recording.ladder import Ladder
 from ostinato.vision.contract import Rung, VisionConfig
 
@@ -62,21 +64,37 @@ def rung_of(config: VisionConfig, num_patches: int, num_segments: int) -> Rung:
 def exact_rung(config: VisionConfig, size: Rung) -> Rung:
     """A rung for exactly as many patches as ``size``: for one segment, or for several.
 
-    One segment, and one window, are kept apart: attention of a single segment has kernels of its
-    own, and an exact recording gives the direct call's bytes.
+    One segment, and one window, are kept apart, and so are short ones: attention has kernels of
+    its own for them, and an exact recording gives the direct call's bytes.
     """
     needed = size.num_segments
     capacity = 1 if needed == 1 else next((c for c in SEGMENT_CAPACITIES if c >= needed), needed)
     units = size.num_patches // config.merge_unit
     rung = rung_of(config, size.num_patches, max(min(capacity, units), needed))
-    num_windows = 1 if size.num_windows == 1 else max(rung.num_windows, size.num_windows)
-    return replace(rung, num_windows=num_windows)
+    rung = replace(
+        rung,
+        max_segment=_bound(size.max_segment, rung.max_segment),
+        num_windows=1 if size.num_windows == 1 else max(rung.num_windows, size.num_windows),
+        max_window=_bound(size.max_window, rung.max_window),
+    )
+    if _classes(size) != _classes(rung):  # long windows: as many as there are
+        rung = replace(rung, num_windows=size.num_windows)
+    return rung
 
 
 def has_same_kernels(size: Rung, rung: Rung) -> bool:
     """True when a recording of ``rung`` does for a layout of ``size`` what a direct call does."""
+    return size.num_patches == rung.num_patches and _classes(size) == _classes(rung)
+
+
+def _classes(size: Rung) -> tuple[object, object]:
+    """What the choice of an attention kernel looks at, for segments and for windows."""
     return (
-        size.num_patches == rung.num_patches
-        and (size.num_segments == 1) == (rung.num_segments == 1)
-        and (size.num_windows == 1) == (rung.num_windows == 1)
+        layout_class(size.num_segments, size.max_segment),
+        layout_class(size.num_windows, size.max_window),
     )
+
+
+def _bound(longest: int, bound: int) -> int:
+    """``bound``, or a smaller one where short segments have a kernel of their own."""
+    return next((min(n, bound) for n in SHORT if longest <= n), bound)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
 
-from ostinato.layers.patch import PatchEmbed
+from torch import Tensor, nn
+
+from ostinato.layers.block import VisionBlock
+from ostinato.layers.norm import LayerNorm, RMSNorm
+from ostinato.layers.patch import PatchEmbed, PatchMerger
 from ostinato.layers.rotary import AxialRotary
 from ostinato.vision.contract import VisionConfig
 
 
 class Tower(nn.Module):
-    """Base of the models; a model adds blocks, a merger and ``forward`` (see ``EncoderModel``)."""
+    """Base of the models; a model adds blocks, a merger and ``forward`` (see ``EncoderModel``).
+
+    The merger's norm stands before the joining, so that the last block makes its input.
+    """
+
+    blocks: nn.ModuleList
+    merger: PatchMerger
 
     def __init__(self, config: VisionConfig, *, has_patch_bias: bool) -> None:
         super().__init__()
@@ -19,3 +29,13 @@ class Tower(nn.Module):
         kernel = (config.in_channels, *sides)
         self.patch_embed = PatchEmbed(kernel, config.width, bias=has_patch_bias)
         self.rotary = AxialRotary(config.head_dim, theta=config.rope_theta)
+
+    def first_norm(self, x: Tensor) -> Tensor:
+        """What the first block begins with."""
+        first: VisionBlock = self.blocks[0]  # type: ignore[assignment]
+        return first.norm1(x)  # type: ignore[no-any-return]
+
+    def blocks_with_next_norm(self) -> Iterator[tuple[VisionBlock, LayerNorm | RMSNorm]]:
+        """Each block, and the norm that what follows it begins with."""
+        blocks: list[VisionBlock] = list(self.blocks)  # type: ignore[arg-type]
+        yield from zip(blocks, [*(b.norm1 for b in blocks[1:]), self.merger.norm], strict=True)

@@ -16,6 +16,7 @@ def _fake(x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.
     return x.new_empty(x.shape)
 
 
+_SCHEMA = "(Tensor x, Tensor? bias, str activation) -> Tensor"
 _gelu = register(
     Operator(
         name="gelu",
@@ -24,7 +25,21 @@ _gelu = register(
         exactness="bit-exact",
         rows=("x",),
     ),
-    "(Tensor x, Tensor? bias, str activation) -> Tensor",
+    _SCHEMA,
+    _fake,
+    out=True,
+)
+_gelu_erf = register(
+    Operator(
+        name="gelu_erf",
+        reference=reference.gelu,
+        kernel=lazy_kernel(__name__, "gelu"),
+        exactness="close",
+        tolerance=reference.erf_tolerance,
+        rows=("x",),
+        is_row_invariant=True,
+    ),
+    _SCHEMA,
     _fake,
     out=True,
 )
@@ -37,5 +52,6 @@ def gelu(
     check_activation("gelu", activation)
     check_width("gelu", x.shape[-1], bias=bias)
     check_dtypes("gelu", x.dtype, {"bias": bias})
-    result: torch.Tensor = _gelu(as_rows(x), bias, activation)
+    operator = _gelu_erf if activation == "gelu_erf" else _gelu
+    result: torch.Tensor = operator(as_rows(x), bias, activation)
     return result.view(x.shape)

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ostinato.kernels.segment_attention.reference import segment_attention_reference
 
-BACKENDS = ("auto", "varlen", "sdpa", "masked")
-"""``auto`` chooses from shapes and dtypes; the CPU computes the reference for all of them."""
+BACKENDS = ("auto", "varlen", "sdpa", "cudnn", "fa3", "cudnn_ragged", "triton", "masked")
+"""``auto`` is the fastest as measured on the machine (``choice.py``); the CPU computes the
+reference for all of them.
+"""
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor offsets, int max_length, float scale, str backend"

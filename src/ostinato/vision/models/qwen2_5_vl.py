@@ -83,10 +83,11 @@ class Qwen2_5VL(Tower):
         units = x.view(-1, self.config.merge_unit * self.config.width)
         x = units.index_select(0, layout.window_order).view(x.shape)
         tables = self.rotary(layout.positions)
-        for index, block in enumerate(self.blocks):
+        normed = self.first_norm(x)
+        for index, (block, next_norm) in enumerate(self.blocks_with_next_norm()):
             if index in self.config.full_attention_blocks:
-                x = block(x, tables, layout.segment_offsets, max_segment)
+                normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, next_norm)
             else:
-                x = block(x, tables, layout.window_offsets, max_window)
-        embeddings: Tensor = self.merger(x)
+                normed, x = block(normed, x, tables, layout.window_offsets, max_window, next_norm)
+        embeddings = self.merger.project(normed)
         return EncoderOutput(embeddings.index_select(0, layout.window_inverse), ())

@@ -62,6 +62,7 @@ class Qwen2VL(Tower):
     ) -> EncoderOutput:
         x = self.patch_embed(patches)
         tables = self.rotary(layout.positions)
-        for block in self.blocks:
-            x = block(x, tables, layout.segment_offsets, max_segment)
-        return EncoderOutput(self.merger(x), ())
+        normed = self.first_norm(x)
+        for block, next_norm in self.blocks_with_next_norm():
+            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, next_norm)
+        return EncoderOutput(self.merger.project(normed), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from ostinato.kernels.position_interpolation_add import position_interpolation_add
 from ostinato.layers.attention import SegmentAttention
 from ostinato.layers.block import VisionBlock
 from ostinato.layers.linear import unset
@@ -41,14 +42,6 @@ def read_config(fields: Fields) -> VisionConfig:
     )
 
 
-def interpolate_positions(table: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """(T, width) float32: ``sum_i weights[:, i] * table[indices[:, i]]``, bilinear with four taps.
-
-    ``table``: (position_side ** 2, width); ``indices``: (T, 4) int32; ``weights``: (T, 4) float32.
-    """
-    return (nn.functional.embedding(indices, table) * weights[:, :, None]).sum(1)
-
-
 class PositionTable(nn.Module):
     """``weight``: (position_side ** 2, width)."""
 
@@ -56,8 +49,11 @@ class PositionTable(nn.Module):
         super().__init__()
         self.weight = unset(num_positions, width)
 
-    def forward(self, indices: Tensor, weights: Tensor) -> Tensor:
-        return interpolate_positions(self.weight, indices, weights)
+    def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        """``x`` (T, width) plus the positions that ``indices`` (T, 4) int32 and ``weights`` (T, 4)
+        float32 interpolate.
+        """
+        return position_interpolation_add(x, self.weight, indices, weights)
 
 
 class Qwen3VL(Tower):
@@ -87,13 +83,14 @@ class Qwen3VL(Tower):
     ) -> EncoderOutput:
         assert layout.interpolation_indices is not None
         assert layout.interpolation_weights is not None
-        x = self.patch_embed(patches)
-        learned = self.pos_embed(layout.interpolation_indices, layout.interpolation_weights)
-        x = x + learned.to(x.dtype)
+        x = self.pos_embed(
+            self.patch_embed(patches), layout.interpolation_indices, layout.interpolation_weights
+        )
         tables = self.rotary(layout.positions)
         levels: list[Tensor] = []
-        for index, block in enumerate(self.blocks):
-            x = block(x, tables, layout.segment_offsets, max_segment)
+        normed = self.first_norm(x)
+        for index, (block, next_norm) in enumerate(self.blocks_with_next_norm()):
+            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, next_norm)
             if index in self.config.deepstack_blocks:
                 levels.append(self.deepstack_merger_list[len(levels)](x))
-        return EncoderOutput(self.merger(x), tuple(levels))
+        return EncoderOutput(self.merger.project(normed), tuple(levels))

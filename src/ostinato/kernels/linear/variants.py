@@ -1,0 +1,100 @@
+"""Who computes a product: the library, its epilogue, or a Triton tiling, by measured time.
+
+A library gives a product of tens of rows few tiles, so that most of the device idles; splitting the
+inner dimension fills it. Names of variants are all there is to a choice, so they travel as an
+operator's argument and its gate proves each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LIBRARY = "library"
+EPILOGUE = "epilogue"
+"""cuBLASLt applies bias and tanh-GELU to the sums before it rounds them."""
+
+MAX_TRITON_ROWS = 1024
+"""Above these the library fills the device and is faster than any tiling here."""
+
+_ROW_CLASSES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+TILES = ((16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8))
+"""(rows, columns, warps) of a program."""
+
+_LARGE_TILE = 128 * 128
+
+INNER = 64
+_MIN_INNER_PER_SPLIT = 4 * INNER
+_ALIGNMENT = 8
+"""Elements: 16 bytes of a two-byte dtype, which vector loads need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """One Triton variant. ``splits`` parts of the inner dimension are summed afterwards."""
+
+    rows: int
+    columns: int
+    warps: int
+    splits: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.splits}"
+
+    @property
+    def stages(self) -> int:
+        """Loads in flight: what 99 KiB of shared memory hold, which the smaller cards have."""
+        return 3 if self.rows * self.columns >= _LARGE_TILE else 4
+
+
+def parse(name: str) -> Tiling:
+    """The tiling of a variant's name; ``ValueError`` for another name."""
+    rows, columns, splits = (int(part) for part in name.split("x"))
+    warps = next((w for r, c, w in TILES if (r, c) == (rows, columns)), None)
+    if warps is None or splits < 1:
+        raise ValueError(f"no tiling is named {name!r}")
+    return Tiling(rows, columns, warps, splits)
+
+
+def row_class(num_rows: int) -> int:
+    """Rows up to this number share a choice."""
+    for top in _ROW_CLASSES:
+        if num_rows <= top:
+            return top
+    return 2 * _ROW_CLASSES[-1]
+
+
+def candidates(
+    num_rows: int,
+    num_outputs: int,
+    num_inputs: int,
+    dtype: torch.dtype,
+    *,
+    num_processors: int,
+    has_epilogue: bool,
+) -> list[str]:
+    """Names worth timing for this size, the library first.
+
+    A tiling is worth timing where it makes no more than about two waves of programs, with as many
+    splits as one or two waves ask for.
+    """
+    names = [LIBRARY, EPILOGUE] if has_epilogue else [LIBRARY]
+    if dtype not in (torch.bfloat16, torch.float16) or num_rows > MAX_TRITON_ROWS:
+        return names
+    if num_inputs % _ALIGNMENT or num_inputs < INNER:
+        return names
+    rows = row_class(num_rows)
+    for tile_rows, tile_columns, warps in TILES:
+        if tile_rows > max(16, rows) or rows > 16 * tile_rows:
+            continue
+        tiles = -(-rows // tile_rows) * -(-num_outputs // tile_columns)
+        most = max(1, num_inputs // _MIN_INNER_PER_SPLIT)
+        wanted = {1, *(min(most, max(1, waves * num_processors // tiles)) for waves in (1, 2))}
+        names += [
+            Tiling(tile_rows, tile_columns, warps, splits).name
+            for splits in sorted(wanted)
+            if tiles * splits <= 4 * num_processors and tiles * splits * 4 >= num_processors
+        ]
+    return names

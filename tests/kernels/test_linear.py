@@ -1,0 +1,154 @@
+"""Products with epilogues: every tiling under the interpreter, choices, and the eager chains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ostinato.errors import ConfigError
+from ostinato.kernels import linear as subject
+from ostinato.kernels.compare import first_difference
+from ostinato.kernels.gate import first_wrong_answer
+from ostinato.kernels.linear import reference, variants
+from ostinato.kernels.op import registered
+
+# numpy, which multiplies under the interpreter, warns of infinity times zero.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+TILINGS = [variants.Tiling(*tile, splits) for tile in variants.TILES[:2] for splits in (1, 3)]
+
+
+def floats(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def operator(name: str):  # type: ignore[no-untyped-def]
+    return next(o for o in registered() if o.name == name)
+
+
+def operands(rows: int, outputs: int, inputs: int) -> tuple[torch.Tensor, ...]:
+    return floats(rows, inputs), floats(outputs, inputs, seed=1), floats(outputs, seed=2)
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: t.name)
+@pytest.mark.parametrize("activation", ["", "gelu_tanh", "gelu_erf"])
+def test_a_tiling_stays_within_its_bound_on_adversarial_rows(
+    tiling: variants.Tiling, activation: str
+) -> None:
+    x, weight, bias = operands(19, 70, 200)
+    reason = first_wrong_answer(operator("linear"), (x, weight, bias, activation, tiling.name))
+    assert not reason, reason
+
+
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: t.name)
+def test_a_product_with_its_norm_stays_within_its_bound(tiling: variants.Tiling) -> None:
+    x, weight, bias = operands(19, 70, 200)
+    residual, gain, shift = floats(19, 70, seed=3), floats(70, seed=4), floats(70, seed=5)
+    args = (x, weight, bias, residual, gain, shift, 1e-6, tiling.name)
+    reason = first_wrong_answer(operator("linear_add_layer_norm"), args)
+    assert not reason, reason
+    args_rms = (x, weight, None, residual, gain, 1e-6, tiling.name)
+    reason = first_wrong_answer(operator("linear_add_rms_norm"), args_rms)
+    assert not reason, reason
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    outputs=st.integers(1, 90),
+    inputs=st.integers(1, 300),
+    tiling=st.sampled_from(TILINGS),
+)
+def test_any_size_is_near_the_product_in_double(
+    rows: int, outputs: int, inputs: int, tiling: variants.Tiling
+) -> None:
+    from ostinato.kernels.linear.triton import multiply
+
+    x, weight, bias = operands(rows, outputs, inputs)
+    want = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    got = multiply(x, weight, bias, "", tiling)
+    assert (got - want).abs().max() < 1e-5 * (1 + want.abs().max()) * inputs**0.5
+
+
+def test_a_product_that_loses_a_part_of_the_sum_is_noticed() -> None:
+    x, weight, bias = operands(19, 70, 256)
+    args = (x.bfloat16(), weight.bfloat16(), bias.bfloat16(), "", "library")
+    want = reference.linear(*args)
+    lost = reference.linear(args[0][:, :192], args[1][:, :192], *args[2:])
+    allowed = reference.linear_tolerance([want], args)
+    assert first_difference([want], [lost], allowed)
+    assert not first_difference([want], [want], allowed)
+
+
+def test_the_norm_of_a_product_that_loses_a_part_is_noticed() -> None:
+    x, weight, bias = operands(19, 70, 256)
+    rest = (floats(19, 70, seed=3), floats(70, seed=4), floats(70, seed=5), 1e-6, "library")
+    want = reference.linear_add_layer_norm(x, weight, bias, *rest)
+    lost = reference.linear_add_layer_norm(x[:, :192], weight[:, :192], bias, *rest)
+    allowed = reference.linear_add_layer_norm_tolerance(want, (x, weight, bias, *rest))
+    assert first_difference([want[0]], [lost[0]], [allowed[0]])
+
+
+def test_values_against_the_eager_chain() -> None:
+    x, weight, bias = operands(6, 32, 48)
+    got = subject.linear(x.view(2, 3, 48), weight, bias, activation="gelu_erf")
+    want = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+    assert torch.equal(got, want.view(2, 3, 32))
+    residual, gain = floats(6, 32, seed=3), floats(32, seed=4)
+    y, total = subject.linear_add_layer_norm(x, weight, bias, residual, gain, None, 1e-5)
+    assert torch.equal(total, torch.nn.functional.linear(x, weight, bias) + residual)
+    assert torch.equal(y, torch.nn.functional.layer_norm(total, (32,), gain, None, 1e-5))
+
+
+@given(rows=st.integers(1, 20_000), outputs=st.integers(1, 9000), inputs=st.integers(8, 9000))
+def test_every_candidate_has_a_name_that_can_be_read_back(
+    rows: int, outputs: int, inputs: int
+) -> None:
+    names = variants.candidates(
+        rows, outputs, inputs, torch.bfloat16, num_processors=132, has_epilogue=True
+    )
+    assert names[:2] == [variants.LIBRARY, variants.EPILOGUE]
+    assert len(names) == len(set(names)) <= 20
+    assert all(variants.parse(name).name == name for name in names[2:])
+    assert rows <= variants.MAX_TRITON_ROWS or len(names) == 2
+
+
+def test_few_rows_of_a_deep_product_are_worth_splitting() -> None:
+    names = variants.candidates(
+        196, 1152, 4304, torch.bfloat16, num_processors=132, has_epilogue=False
+    )
+    assert any(variants.parse(name).splits > 1 for name in names[1:])
+    assert variants.candidates(
+        196, 1152, 4304, torch.float32, num_processors=132, has_epilogue=False
+    ) == [variants.LIBRARY]
+
+
+def test_rows_of_a_class_share_a_choice() -> None:
+    assert variants.row_class(196) == variants.row_class(256) != variants.row_class(192)
+
+
+@pytest.mark.parametrize("name", ["7x7x1", "64x64x0", "64x64", "fast"])
+def test_an_unknown_variant_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"tiling|values|literal"):
+        variants.parse(name)
+
+
+def test_refuses_shapes_and_dtypes_that_do_not_fit() -> None:
+    x, weight, bias = operands(4, 8, 16)
+    with pytest.raises(ConfigError, match=r"weight is \(8, 16\), expected \(outputs, 15\)"):
+        subject.linear(x[:, :15], weight, bias)
+    with pytest.raises(ConfigError, match=r"expected \(8,\)"):
+        subject.linear(x, weight, bias[:7])
+    with pytest.raises(ConfigError, match=r"residual is \(3, 8\), expected \(4, 8\)"):
+        subject.linear_add_rms_norm(x, weight, None, floats(3, 8), None, 1e-6)
+    with pytest.raises(ConfigError, match=r"weight is torch\.float64"):
+        subject.linear(x, weight.double())
+
+
+def test_fake_tensors_and_opcheck() -> None:
+    x, weight, bias = operands(4, 8, 16)
+    torch.library.opcheck(torch.ops.ostinato.linear.default, (x, weight, bias, "gelu_tanh", "auto"))
+    args = (x, weight, None, floats(4, 8), None, 1e-6, "auto")
+    torch.library.opcheck(torch.ops.ostinato.linear_add_rms_norm.default, args)
