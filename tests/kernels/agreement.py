@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+import triton
 
 from ostinato.kernels.gate import first_wrong_answer
 from ostinato.kernels.op import Operator, registered
+
+interprets_loops = pytest.mark.skipif(
+    tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+    and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4),
+    reason="Triton's interpreter before 3.7 cannot run loops with numpy 2.4 or newer",
+)
 
 
 def operator(name: str) -> Operator:

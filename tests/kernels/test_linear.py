@@ -13,6 +13,7 @@ from ostinato.kernels.compare import first_difference
 from ostinato.kernels.gate import first_wrong_answer
 from ostinato.kernels.linear import reference, variants
 from ostinato.kernels.op import registered
+from tests.kernels.agreement import interprets_loops
 
 # numpy, which multiplies under the interpreter, warns of infinity times zero.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -32,6 +33,7 @@ def operands(rows: int, outputs: int, inputs: int) -> tuple[torch.Tensor, ...]:
     return floats(rows, inputs), floats(outputs, inputs, seed=1), floats(outputs, seed=2)
 
 
+@interprets_loops
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: t.name)
 @pytest.mark.parametrize("activation", ["", "gelu_tanh", "gelu_erf"])
 def test_a_tiling_stays_within_its_bound_on_adversarial_rows(
@@ -42,6 +44,7 @@ def test_a_tiling_stays_within_its_bound_on_adversarial_rows(
     assert not reason, reason
 
 
+@interprets_loops
 @pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: t.name)
 def test_a_product_with_its_norm_stays_within_its_bound(tiling: variants.Tiling) -> None:
     x, weight, bias = operands(19, 70, 200)
@@ -54,6 +57,7 @@ def test_a_product_with_its_norm_stays_within_its_bound(tiling: variants.Tiling)
     assert not reason, reason
 
 
+@interprets_loops
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 40),

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.kernels.neighbourhood_attention import neighbourhood_attention
-from tests.kernels.agreement import assert_agrees
+from tests.kernels.agreement import assert_agrees, interprets_loops
 
 
+@interprets_loops
 @settings(max_examples=6, deadline=None)
 @given(
     height=st.integers(1, 17),

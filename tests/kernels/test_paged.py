@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostinato.kernels.paged_attention import paged_attention
 from ostinato.kernels.paged_cache_write import paged_cache_write
-from tests.kernels.agreement import assert_agrees
+from tests.kernels.agreement import assert_agrees, interprets_loops
 
 
 def _attention_args(
@@ -23,6 +23,7 @@ def _attention_args(
     return (q, cache, cache, table, integers, integers[:2], queries, scale, split_length)
 
 
+@interprets_loops
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size", "queries", "split_length"),
     [
@@ -72,6 +73,7 @@ def test_reference_is_torchs_causal_attention_per_sequence() -> None:
     torch.testing.assert_close(got, torch.cat(wanted), rtol=1e-5, atol=1e-6)
 
 
+@interprets_loops
 def test_splits_do_not_depend_on_capacity_or_on_the_rest_of_the_batch() -> None:
     from ostinato.kernels.paged_attention import triton
 

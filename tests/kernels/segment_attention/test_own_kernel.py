@@ -15,6 +15,7 @@ from ostinato.kernels.segment_attention.availability import as_operator
 from ostinato.kernels.segment_attention.backends import BACKENDS
 from ostinato.kernels.segment_attention.call import Backend, Call
 from ostinato.kernels.segment_attention.tiles import Tiles, head_parts, tiles_for
+from tests.kernels.agreement import interprets_loops
 from tests.kernels.segment_attention.test_segment_attention import (
     formula,
     offsets_of,
@@ -22,6 +23,7 @@ from tests.kernels.segment_attention.test_segment_attention import (
 )
 
 pytestmark = [
+    interprets_loops,
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
     # The interpreter's maximum says so when a row has nothing else; a GPU's does not.
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),

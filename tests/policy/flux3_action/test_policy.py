@@ -20,6 +20,7 @@ from ostinato.policy.flux3_action.model import draw_noise
 from ostinato.policy.flux3_action.policy import ActionPolicy
 from ostinato.policy.flux3_action.prepare import prepare, recipe
 from ostinato.policy.solver import sample, schedule
+from tests.layers.test_fp8 import multiplies
 from tests.policy.flux3_action import tiny
 
 LONG = "take the red cup from the shelf and put it on the table, then close the drawer"
@@ -342,6 +343,7 @@ def test_joint_deltas_are_anchored_on_the_state() -> None:
     np.testing.assert_allclose(result["actions"][:, -1], 1 - steps[:, -1], rtol=0, atol=1e-6)
 
 
+@multiplies
 def test_a_one_step_fp8_policy_is_recorded_bit_exact_and_near_bf16() -> None:
     answers = []
     for quantization in ("fp8r", None):

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,7 @@ VIDEOS: dict[str, tuple[Any, VideoOptions, str]] = {
 
 
 @pytest.mark.parametrize("name", VIDEOS)
+@pytest.mark.skipif(find_spec("av") is None, reason="PyAV is not installed")
 def test_videos_alone_and_amid_good_ones(preprocessor: Preprocessor, name: str) -> None:
     source, options, message = VIDEOS[name]
     with pytest.raises(InputError, match=message):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -30,6 +29,8 @@ from ostinato.vision.preprocess.sampling import Sampling, sample_frames
 from ostinato.vision.preprocess.video import ShortVideo, open_clip
 
 from .pictures import encode, picture
+
+av = pytest.importorskip("av")
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
