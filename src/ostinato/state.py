@@ -78,3 +78,22 @@ def entering(activity: Activity | None) -> Iterator[None]:
         yield
     finally:
         _activity.reset(token)
+
+
+_checks: ContextVar[bool] = ContextVar("ostinato_checks", default=False)
+
+is_checking = _checks.get
+"""True while an operator proves or times itself in this context: that work is its own, not the
+region's, and nobody watches it."""
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """For an operator's own work at the first call with a signature: waits and events are its
+    own.
+    """
+    token = _checks.set(True)
+    try:
+        yield
+    finally:
+        _checks.reset(token)

@@ -14,7 +14,7 @@ from ostinato.bench.attention_shapes import SHAPES, AttentionShape
 from ostinato.bench.kernels import Ceilings, Report, attention_row, operator_row, usable
 from ostinato.bench.timing import copy_bandwidth, product_speed
 from ostinato.cli import main as command
-from ostinato.cli.bench import line, summary
+from ostinato.cli.bench_kernels import line, summary
 from ostinato.errors import ConfigError, DeviceError
 from ostinato.kernels.op import Operator
 from ostinato.kernels.segment_attention.backends import BACKENDS

@@ -22,7 +22,8 @@ def test_adversarial_rows(width: int, index: torch.dtype | None) -> None:
     triple = torch.randn(1 if index is None else 3, 3 * width)
     shift, scale, gate = triple.chunk(3, dim=1)
     assert_agrees("modulate", x, scale, shift, segments, 1e-6)
-    assert_agrees("gate_residual", x, y, gate, segments)
+    assert_agrees("gate_residual", x, y, gate, segments, None)
+    assert_agrees("gate_residual", x, y, gate, segments, torch.randn(13, width + 2)[:, :width])
 
 
 @settings(max_examples=8, deadline=None)
@@ -30,7 +31,7 @@ def test_adversarial_rows(width: int, index: torch.dtype | None) -> None:
 def test_any_shape(rows: int, width: int, tables: int) -> None:
     x, y = torch.randn(rows, width), torch.randn(rows, width)
     table, segments = torch.randn(tables, width), torch.randint(tables, (rows,))
-    assert_agrees("gate_residual", x, y, table, segments)
+    assert_agrees("gate_residual", x, y, table, segments, y)
     assert_agrees("modulate", x, table, table.flip(0), segments, 1e-5)
 
 
@@ -58,6 +59,10 @@ def test_the_gated_product_rounds_before_the_sum() -> None:
     once = (x.float() + gate.float() * y.float()).bfloat16()
     assert torch.equal(gate_residual(x, y, gate), x + gate * y)
     assert not torch.equal(once, x + gate * y)
+    plus = torch.randn(64, 64).bfloat16()
+    assert torch.equal(gate_residual(x, y, gate, plus=plus), x + gate * (y + plus))
+    once = x + (gate.float() * (y.float() + plus.float())).bfloat16()
+    assert not torch.equal(once, x + gate * (y + plus))
 
 
 def test_refusals() -> None:
@@ -66,10 +71,13 @@ def test_refusals() -> None:
         modulate(x, torch.ones(2, 8), torch.ones(2, 8))
     with pytest.raises(ValueError, match=r"segments is \(3,\), expected \(4,\)"):
         gate_residual(x, x, torch.ones(2, 8), segments=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"plus is \(3, 8\), expected \(4, 8\)"):
+        gate_residual(x, x, torch.ones(1, 8), plus=x[:3])
 
 
 def test_opcheck() -> None:
     x, table, segments = torch.randn(4, 8), torch.randn(2, 8), torch.tensor([0, 1, 1, 0])
     ops = torch.ops.ostinato
     torch.library.opcheck(ops.modulate.default, (x, table, table, segments, 1e-6))
-    torch.library.opcheck(ops.gate_residual.default, (x, x + 1, table, segments))
+    torch.library.opcheck(ops.gate_residual.default, (x, x + 1, table, segments, None))
+    torch.library.opcheck(ops.gate_residual.default, (x, x + 1, table, segments, x - 1))

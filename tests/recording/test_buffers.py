@@ -135,6 +135,51 @@ def test_one_upload_carries_everything(kinds: list[tuple[list[int], torch.dtype]
     assert total <= upload.num_bytes <= max(total + 16 * len(kinds), 1)
 
 
+KEPT = [TensorSpec.of(torch.zeros(shape)) for shape in ((3,), (2, 5), (4,))]
+
+
+def packed(offset: int, step: int) -> list[torch.Tensor]:
+    """Views of one block, each beginning at a multiple of ``step`` floats."""
+    block, views, at = torch.randn(200), [], offset
+    for spec in KEPT:
+        size = spec.shape.numel()
+        views.append(block[at : at + size].view(spec.shape))
+        at += -(-size // step) * step
+    return views
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize(("offset", "step"), [(0, 4), (8, 4), (0, 16), (0, 1)])
+def test_what_is_packed_already_travels_from_where_it_is(
+    is_kept: bool, offset: int, step: int
+) -> None:
+    upload = Upload(KEPT, CPU, is_kept=is_kept)
+    for _ in range(2):
+        sent = packed(offset, step)
+        assert (upload._block_of(sent) is not None) is (step == 4)
+        upload.send(sent)
+        assert all(torch.equal(a, b) for a, b in zip(upload.tensors, sent, strict=True))
+
+
+def test_a_block_that_is_not_laid_out_like_the_upload_is_copied() -> None:
+    upload = Upload(KEPT, CPU, is_kept=True)
+    sent = packed(0, 4)
+    for odd in (
+        [sent[0], sent[1].t().contiguous().t(), sent[2]],
+        [sent[0].clone(), *sent[1:]],
+        [torch.zeros(23)[:3], torch.zeros(23)[4:14].view(2, 5), sent[2]],
+    ):
+        assert upload._block_of(odd) is None
+        upload.send(odd)
+        assert all(torch.equal(a, b) for a, b in zip(upload.tensors, odd, strict=True))
+    short = torch.randn(20)
+    views = [short[:3], short[4:14].view(2, 5), short[16:]]
+    assert upload._block_of(views) is not None  # its end is a multiple of 16 bytes
+    ends = torch.randn(19)
+    views = [ends[:3], ends[4:14].view(2, 5), torch.randn(4)]
+    assert upload._block_of(views) is None
+
+
 def test_uploads_are_padded_on_the_host() -> None:
     axis = Axis("n", top=4)
     buffers = static(

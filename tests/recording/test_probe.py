@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -286,3 +287,20 @@ def test_probes_of_several_threads_do_not_meet() -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_an_operators_own_checks_are_not_the_regions() -> None:
+    x = torch.ones(2)
+
+    def waiting() -> torch.Tensor:
+        gc.collect()
+        return x * 2
+
+    def checked() -> torch.Tensor:
+        with state.checking():
+            return waiting()
+
+    assert torch.equal(checked(), x * 2)
+    probe(checked, [x])
+    with pytest.raises(RecordingRefused, match="allocator"):
+        probe(waiting, [x])

@@ -203,13 +203,15 @@ def test_load_encoder_serves_a_tiny_model_and_closes() -> None:
     assert shared_runner(torch.device("cpu"), ostinato.GraphConfig()) is not None
 
 
-def test_a_packing_is_remembered_until_the_recordings_change() -> None:
+def test_a_plan_is_remembered_until_the_recordings_change() -> None:
     encoder = ostinato.load_encoder("tiny-qwen2-vl", top_patches=64, warm_up=False)
     grids = ((1, 4, 4), (1, 2, 6))
-    before = encoder._pack(grids)
-    assert encoder._pack(grids) is before
+    before = encoder._plan(grids)
+    assert encoder._plan(grids) is before
+    assert all(call.padded is None for call in before.calls)
     encoder.warm_up()
-    after = encoder._pack(grids)
-    assert after is not before and encoder._pack(grids) is after
-    assert sorted(after.order) == [0, 1] and all(call.rung is not None for call in after.calls)
+    after = encoder._plan(grids)
+    assert after is not before and encoder._plan(grids) is after
+    assert sorted(after.packing.order) == [0, 1]
+    assert all(call.padded is not None and call.num_bytes > 0 for call in after.calls)
     encoder.close()

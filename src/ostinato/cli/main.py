@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ostinato.cli.bench import app as bench_app
+from ostinato.cli import bench
+from ostinato.cli.act import act
 from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
@@ -42,9 +43,10 @@ def root(
 
 app.command(context_settings=CONTEXT)(serve)
 app.command()(encode)
+app.command()(act)
 app.command()(verify)
 app.command()(ladder)
-app.add_typer(bench_app, name="bench")
+app.add_typer(bench.app)
 
 
 @app.command()

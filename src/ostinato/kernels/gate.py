@@ -120,7 +120,8 @@ class Gate:
             known = None if signature is None else self._verdicts.get(signature)
             if signature is None or known is None or not known.is_right:
                 return known or Verdict(False, False, "not checked")
-            return self._decide(signature, self._timed(operator, args))
+            with state.checking():
+                return self._decide(signature, self._timed(operator, args))
 
     def _may_run_fused(
         self, operator: Operator, signature: Signature, args: tuple[Any, ...]
@@ -160,6 +161,10 @@ class Gate:
     ) -> Verdict:
         if capability < operator.min_capability and capability != _NO_CAPABILITY:
             return Verdict(False, False, f"compute capability {capability} is not supported")
+        with state.checking():
+            return self._examined(operator, args)
+
+    def _examined(self, operator: Operator, args: tuple[Any, ...]) -> Verdict:
         try:
             reason = first_wrong_answer(operator, args)
         except torch.OutOfMemoryError:

@@ -63,7 +63,8 @@ class Selector:
             return known or first
         with self._lock:
             if key not in self._choices:
-                self._choices[key] = self._fastest(variants) or first
+                with state.checking():
+                    self._choices[key] = self._fastest(variants) or first
                 self._write()
             return self._choices[key]
 

@@ -164,11 +164,11 @@ def _modulations(make: _Maker) -> Calls:
         x, y = make.floats(make.rows, width), make.floats(make.rows, width)
         shift, scale, gate = make.floats(1, 3 * width).chunk(3, dim=1)
         yield "modulate", f"{width}", (x, scale, shift, None, 1e-6)
-        yield "gate_residual", f"{width}", (x, y, gate, None)
+        yield "gate_residual", f"{width}", (x, y, gate, None, None)
         shift, scale, gate = make.floats(5, 3 * width).chunk(3, dim=1)
         segments = make.integers(5, make.rows, dtype=torch.int32)
         yield "modulate", f"{width} segments", (x, scale, shift, segments, 1e-6)
-        yield "gate_residual", f"{width} segments", (x, y, gate, segments)
+        yield "gate_residual", f"{width} segments", (x, y, gate, segments, x + y)
 
 
 def _patches(make: _Maker) -> Calls:

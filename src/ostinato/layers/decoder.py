@@ -17,6 +17,7 @@ from ostinato.kernels.norm import add_rms_norm, rms_norm
 from ostinato.kernels.rope import rope
 from ostinato.kernels.swiglu import swiglu
 from ostinato.layers.linear import Linear, unset
+from ostinato.layers.visiting import call_on
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,14 @@ class Decoder(nn.Module):
         """The input of layer k for each k in ``taps``, un-normed; beyond the last, its output.
 
         ``ids``: (L,) int64; ``tables``: cosines and sines (L, head_dim / 2) of the model's dtype;
-        ``mask``: (L, L) bool, true where a row may look. Each result is (L, width).
+        ``mask``: (L, L) bool, true where a row may look. Each result is (L, width). The device is
+        that of ``ids``; layers that lie elsewhere visit it one by one.
         """
-        x = F.embedding(ids, self.embed_tokens.weight)  # type: ignore[arg-type]
+        table: Tensor = self.embed_tokens.weight  # type: ignore[assignment]
+        x = F.embedding(ids.to(table.device), table).to(ids.device)
         found = {0: x}
         for i, layer in enumerate(self.layers, 1):
-            x = layer(x, tables, mask)
+            x = call_on(ids.device, layer, x, tables, mask)
             found[i] = x
         return [found[k] for k in taps]
 

@@ -52,7 +52,8 @@ class StaticInputs:
 
     ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's
     tensor is the static one. Inputs in ``uploads`` arrive on the host and travel together in one
-    upload. ``growth`` says, per input, which dimensions a call may leave partly unused.
+    upload; with ``keeps_uploads`` nobody writes to them again. ``growth`` says, per input, which
+    dimensions a call may leave partly unused.
     """
 
     def __init__(
@@ -62,11 +63,14 @@ class StaticInputs:
         *,
         in_place: Mapping[int, torch.Tensor],
         uploads: Sequence[int],
+        keeps_uploads: bool = False,
         growth: Mapping[int, Growth],
     ) -> None:
         self.specs = tuple(specs)
         self._growth = dict(growth)
-        self._upload = Upload([specs[i] for i in uploads], device) if uploads else None
+        self._upload = (
+            Upload([specs[i] for i in uploads], device, is_kept=keeps_uploads) if uploads else None
+        )
         self._uploads = tuple(uploads)
         uploaded = self._upload.tensors if self._upload is not None else []
         special = {**in_place, **dict(zip(uploads, uploaded, strict=True))}

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ostinato import state
 from ostinato.recording import patches
 from ostinato.recording.calls import Call, storage_key
 from ostinato.recording.frames import called_from_torch, user_location
@@ -118,7 +119,7 @@ class Observer:
             self._operator_depth -= 1
 
     def _on_patch(self, patch: patches.Patch) -> bool:
-        if self._is_lenient or (patch.opaque and self._operator_depth > 0):
+        if self._is_lenient or state.is_checking() or (patch.opaque and self._operator_depth > 0):
             return False
         self.report(patch.rule, patch.name)
         return True

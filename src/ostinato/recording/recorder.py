@@ -134,6 +134,7 @@ class Recorder:
             self._backend.device,
             in_place={i: order.tensors[i] for i in sorted(region.in_place)},
             uploads=sorted(region.uploads),
+            keeps_uploads=region.keeps_uploads,
             growth=region.grows if order.rung is not None else {},
         )
 

@@ -37,19 +37,20 @@ class Region:
     order.
 
     ``grows``: input -> dimension -> how it grows. ``uploads``: inputs that arrive on the host and
-    travel in one upload. ``in_place``: inputs that are read where they are (their address is part
-    of the key). ``is_private``: only the region's owner can rebind what
-    the callable's code reads, and does not; tensors alone are watched.
-    ``result_growth``: how long each result is; found by trial calls where it is not
-    given. ``writes``: inputs that the callable writes to; they are written back. ``state``:
-    tensors that it writes to and that warm-up and gate must not spoil: then ``gate_inputs`` must
-    point to scratch.
+    travel in one upload; with ``keeps_uploads`` the caller never writes to them again.
+    ``in_place``: inputs that are read where they are (their address is part of the key).
+    ``is_private``: only the region's owner can rebind what the callable's code reads, and does not;
+    tensors alone are watched. ``result_growth``: how long each result is; found by trial calls
+    where it is not given. ``writes``: inputs that the callable writes to; they are written back.
+    ``state``: tensors that it writes to and that warm-up and gate must not spoil: then
+    ``gate_inputs`` must point to scratch.
     """
 
     name: str
     fn: Callable[..., Any]
     grows: Mapping[int, Mapping[int, Grows]] = field(default_factory=dict)
     uploads: frozenset[int] = frozenset()
+    keeps_uploads: bool = False
     in_place: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     state: Sequence[torch.Tensor] = ()

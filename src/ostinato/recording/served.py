@@ -157,8 +157,9 @@ class Served:
         try:
             if not entry.is_alive:
                 return self.call_directly("the recording was evicted", direct)
+            result = self._replay(entry, tensors, sizes, route, borrow=False)
             self.counters.count_rows(*self._rows_of(entry, sizes))
-            return self._replay(entry, tensors, sizes, route, borrow=False)
+            return result
         finally:
             self._lane.lock.release()
 

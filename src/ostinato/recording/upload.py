@@ -2,7 +2,7 @@
 
 All host tensors of a call are packed into one pinned slot and travel in one copy. A slot is
 written again only after the event of its last upload, so a copy in flight never reads another
-call's metadata.
+call's metadata. A caller that never writes again to what it gives may have packed it already.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ NUM_SLOTS = 4
 class Upload:
     """Device tensors that are views of one buffer, filled by one host-to-device copy.
 
-    ``tensors`` have the given specs, on ``device``. On the CPU the copy is a plain one.
+    ``tensors`` have the given specs, on ``device``. On the CPU the copy is a plain one. With
+    ``is_kept`` the host tensors are never written again: those that lie in one block as they lie
+    on the device (each begins at a multiple of ``ALIGNMENT_BYTES``) travel from where they are;
+    torch keeps pinned memory that a copy still reads from being used again.
     """
 
-    def __init__(self, specs: Sequence[TensorSpec], device: torch.device) -> None:
+    def __init__(
+        self, specs: Sequence[TensorSpec], device: torch.device, *, is_kept: bool = False
+    ) -> None:
+        self._is_kept = is_kept
         self._is_pinned = device.type == "cuda"
         starts, end = [], 0
         for spec in specs:
@@ -50,6 +56,10 @@ class Upload:
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy host tensors of the specs' shapes to the device, on the current stream."""
+        block = self._block_of(tensors) if self._is_kept else None
+        if block is not None:
+            self._target.copy_(block, non_blocking=True)
+            return
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         slot.wait()
@@ -58,6 +68,21 @@ class Upload:
         self._target.copy_(slot.buffer, non_blocking=True)
         if self._is_pinned:
             slot.mark()
+
+    def _block_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The memory that holds all ``tensors`` as the target does, if they lie like that."""
+        first = tensors[0]
+        begin = first.data_ptr()
+        for tensor, (spec, start) in zip(tensors, self._places, strict=True):
+            if tensor.data_ptr() != begin + start or tensor.stride() != spec.stride:
+                return None
+        storage = first.untyped_storage()
+        offset = begin - storage.data_ptr()
+        if offset + self.num_bytes > storage.nbytes():
+            return None
+        block = torch.empty(0, dtype=torch.uint8)
+        block.set_(storage, offset, (self.num_bytes,), (1,))
+        return block
 
 
 class _Slot:

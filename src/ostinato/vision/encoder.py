@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ostinato.kernels.select import selector_of
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
 from ostinato.recording.stats import Route, Stats
+from ostinato.vision.bounded import BoundedCache
 from ostinato.vision.contract import EncoderOutput, Grid, Layout, VisionConfig
 from ostinato.vision.layout import check_grid
 from ostinato.vision.load import load_tower
@@ -31,11 +32,21 @@ from ostinato.vision.preprocess import (
     default_config,
     load_config,
 )
-from ostinato.vision.recorded import RecordedTower
+from ostinato.vision.recorded import Prepared, RecordedTower
 from ostinato.vision.rungs import TOP_PATCHES, tower_rungs
 
-MAX_PACKINGS = 1024
-"""Batches whose packing is remembered."""
+PLAN_BYTES = 64 << 20
+"""Host bytes of the layouts of batches whose plan is remembered."""
+
+_PLAN_OWN_BYTES = 4096
+
+
+class _Plan(NamedTuple):
+    """How one batch of grids is served, as long as the same recordings are there."""
+
+    packer: Packer
+    packing: Packing
+    calls: tuple[Prepared, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +93,7 @@ class Encoder:
     def __init__(self, recorded: RecordedTower, preprocessor: Preprocessor) -> None:
         self._recorded = recorded
         self._preprocessor = preprocessor
-        self._packings: dict[tuple[Grid, ...], tuple[Packer, Packing]] = {}
+        self._plans: BoundedCache[tuple[Grid, ...], _Plan] = BoundedCache(PLAN_BYTES)
 
     @property
     def config(self) -> VisionConfig:
@@ -177,37 +188,45 @@ class Encoder:
     ) -> list[Encoded]:
         """``whole``: all values in one tensor, where there is one."""
         recorded, clock = self._recorded, _Stages(stage_ms)
-        packing = self._pack(tuple(grids))
+        packing, calls = self._plan(tuple(grids))[1:]
+        is_whole = whole is not None and len(calls) == 1
+        split: Iterable[Sequence[torch.Tensor]] = packing.split(values)
+        if whole is not None and is_whole:
+            split = [[whole]]
         results: list[list[Encoded]] = []
         clock.ends("pack")
         with torch.inference_mode():
-            for call, parts in zip(packing.calls, packing.split(values), strict=True):
-                layout = recorded.layouts.exact([grids[i] for i in call.items])
-                if whole is not None and len(packing.calls) == 1:
-                    parts = [whole]
-                clock.ends("pack")
-                patches = self._on_device(parts, layout)
+            for call, parts in zip(calls, split, strict=True):
+                patches = self._on_device(parts, call.layout)
                 clock.ends("upload")
-                rung = None if call.rung is None else call.rung.source
-                output, route = recorded.run(patches, layout, rung)
-                results.append(_split(output, layout, route))
-                recorded.note(layout)
+                output, route = recorded.run(patches, call)
+                results.append(_split(output, call.layout, route))
+                recorded.note(call.layout)
                 clock.ends("replay")
-        return packing.restore(results)
+        return results[0] if is_whole else packing.restore(results)
 
-    def _pack(self, grids: tuple[Grid, ...]) -> Packing:
-        """How to split the batch into calls; remembered while the same recordings are there."""
+    def _plan(self, grids: tuple[Grid, ...]) -> _Plan:
+        """How to split the batch into calls, and what each needs besides patches; remembered while
+        the same recordings are there.
+        """
         recorded, packer = self._recorded, self._recorded.packer
-        known = self._packings.get(grids)
-        if known is not None and known[0] is packer:
-            return known[1]
+        known = self._plans.get(grids)
+        if known is not None and known.packer is packer:
+            return known
         packing = packer.pack(
             [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
         )
-        if len(self._packings) >= MAX_PACKINGS:
-            self._packings.clear()
-        self._packings[grids] = (packer, packing)
-        return packing
+        calls = tuple(
+            recorded.prepare(
+                recorded.layouts.exact([grids[i] for i in call.items]),
+                None if call.rung is None else call.rung.source,
+            )
+            for call in packing.calls
+        )
+        plan = _Plan(packer, packing, calls)
+        num_bytes = _PLAN_OWN_BYTES + sum(call.num_bytes for call in calls)
+        self._plans.put(grids, plan, num_bytes)
+        return plan
 
     def _on_device(self, parts: Sequence[torch.Tensor], layout: Layout) -> torch.Tensor:
         """(T, patch_width) on the tower's device in its dtype; host values through

@@ -9,10 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ostinato.recording.spec import ALIGNMENT_BYTES
 from ostinato.vision.contract import LayoutArrays, LayoutTensors
 
-_STEP = 16
-"""Four-byte elements between the beginnings of two arrays are a multiple of this."""
+_STEP = ALIGNMENT_BYTES // 4
+"""Four-byte elements between the beginnings of two arrays are a multiple of this, as in an upload:
+the block travels as it is."""
 
 _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
 

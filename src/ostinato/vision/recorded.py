@@ -7,8 +7,8 @@ travels in one upload. What is not recorded is called directly, on the exact lay
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 
@@ -24,7 +24,7 @@ from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
-from ostinato.vision.contract import EncoderOutput, Layout, Rung
+from ostinato.vision.contract import EncoderOutput, Layout, LayoutTensors, Rung
 from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
@@ -45,6 +45,28 @@ _REASONS = ("padded", "recorded")
 _SERVED_BY_RUNG = Route("rung", "padded")
 
 HOST_LAYOUT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One call without its patches: made once for a batch of grids, while the plan holds.
+
+    ``padded``: the rung's layout on the host, ``None`` for a direct call, whose reason is
+    ``why_direct``. ``num_bytes``: what the layout takes on the host.
+    """
+
+    layout: Layout
+    rung: Rung | None
+    padded: LayoutTensors | None = None
+    num_bytes: int = 0
+    used: Mapping[Axis, int] = field(default_factory=dict)
+    route: Route = _SERVED_BY_RUNG
+    why_direct: str = ""
+    host_inputs: tuple[torch.Tensor, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = () if self.padded is None else tuple(t for t in self.padded if t is not None)
+        object.__setattr__(self, "host_inputs", given)
 
 
 class RecordedTower:
@@ -84,47 +106,57 @@ class RecordedTower:
             fn=self.tower,
             grows={0: {0: Grows(self._axis)}},
             uploads=frozenset(range(1, 1 + num_arrays)),
+            keeps_uploads=True,
             is_private=True,
             result_growth=[{0: tokens}] * (1 + len(config.deepstack_blocks)),
         )
 
     # -- one call -------------------------------------------------------------------------------
 
-    def run(
-        self, patches: torch.Tensor, layout: Layout, rung: Rung | None
-    ) -> tuple[EncoderOutput, Route]:
-        """Embeddings of one exact layout, and how it was served.
+    def prepare(self, layout: Layout, rung: Rung | None) -> Prepared:
+        """Everything about a call of one exact layout that its patches do not change.
 
-        ``patches``: (T, patch_width) on the device, its dtype. ``rung`` is the packer's choice,
-        ``None`` for a direct call.
+        ``rung`` is the packer's choice, ``None`` for a direct call.
+        """
+        if rung is None or not fits(layout, rung):
+            return Prepared(layout, rung, why_direct=self._why_direct(layout, rung))
+        padded = self._on_host(self.layouts.padded(layout, rung))
+        is_exact = has_same_kernels(layout.size, rung)
+        sizes = (("patches", rung.num_patches), ("segments", rung.num_segments))
+        return Prepared(
+            layout,
+            rung,
+            padded=padded.tensors,
+            num_bytes=padded.num_bytes,
+            used={self._axis: layout.size.num_patches},
+            route=Route("exact" if is_exact else "rung", _REASONS[is_exact], sizes),
+        )
+
+    def run(self, patches: torch.Tensor, call: Prepared) -> tuple[EncoderOutput, Route]:
+        """Embeddings of one prepared call, and how it was served.
+
+        ``patches``: (T, patch_width) on the device, its dtype.
         """
         result: EncoderOutput
-        direct = self._direct(patches, layout)
-        if rung is None or not fits(layout, rung):
-            reason = self._why_direct(layout, rung)
-            result = self._served.call_directly(reason, direct)
-            return result, Route("direct", reason)
-        padded = self._on_host(self.layouts.padded(layout, rung)).tensors
-        entry = self.entry_of(rung)
+        direct = self._direct(patches, call.layout)
+        if call.padded is None or call.rung is None:
+            result = self._served.call_directly(call.why_direct, direct)
+            return result, Route("direct", call.why_direct)
+        entry = self.entry_of(call.rung)
         if entry is None or self._config.verify == "paranoid":
             result = self._served.call(
-                (patches, padded),
-                _bounds(rung),
-                rung={self._axis: rung.num_patches},
+                (patches, call.padded),
+                _bounds(call.rung),
+                rung={self._axis: call.rung.num_patches},
                 direct=direct,
             )
         else:
-            inputs = [patches, *(t for t in padded if t is not None)]
-            used = {self._axis: layout.size.num_patches}
-            result = self._served.call_entry(entry, inputs, used, _SERVED_BY_RUNG, direct)
+            inputs = [patches, *call.host_inputs]
+            result = self._served.call_entry(entry, inputs, call.used, _SERVED_BY_RUNG, direct)
         route = self._served.counters.last()
         if route is None:  # inside another recording, where nothing is counted
             return result, Route("direct", "inside another recording")
-        if route.route != "rung":
-            return result, route
-        is_exact = has_same_kernels(layout.size, rung)
-        sizes = (("patches", rung.num_patches), ("segments", rung.num_segments))
-        return result, Route("exact" if is_exact else "rung", _REASONS[is_exact], sizes)
+        return result, call.route if route.route == "rung" else route
 
     def _why_direct(self, layout: Layout, rung: Rung | None) -> str:
         if self._config.mode == "off":

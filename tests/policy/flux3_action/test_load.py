@@ -203,3 +203,25 @@ def test_published_numbers_of_parameters() -> None:
     vae = VaeEncoder(read_vae_config({}))
     assert count(vae) == pytest.approx(649, abs=1)
     assert sum(name.endswith("attn.qkv.weight") for name, _ in vae.named_parameters()) == 23
+
+
+@pytest.mark.parametrize(("variant", "transformer_gb"), [("base", 13.8), ("base-fp8r", 7.0)])
+def test_bytes_of_the_weights_are_the_documented_ones(variant: str, transformer_gb: float) -> None:
+    from ostinato.policy.flux3_action.config import read_package_config
+    from ostinato.policy.flux3_action.load import _build
+
+    raw = published_droid(variant)
+    config = read_package_config(raw["package"])
+    model, text = _build(config, read_vae_config({}), raw["text_encoder"], torch.bfloat16)
+
+    def gigabytes(module: torch.nn.Module) -> float:
+        def each(name: str, p: torch.Tensor) -> int:
+            is_kept = p.dtype == torch.float8_e4m3fn or name.endswith("weight_scale")
+            return p.numel() * (p.element_size() if is_kept else 2)
+
+        return sum(each(name, p) for name, p in module.named_parameters()) / 1e9
+
+    assert gigabytes(model.dit) == pytest.approx(transformer_gb, abs=0.05)
+    assert gigabytes(model.vae) == pytest.approx(1.3, abs=0.05)
+    assert gigabytes(text) == pytest.approx(7.2, abs=0.05)
+    assert gigabytes(text.decoder.layers[0]) == pytest.approx(0.2, abs=0.01)

@@ -156,6 +156,18 @@ def test_without_a_replayed_observation_nothing_is_replayed_and_nothing_noted(
     assert same(result, expected) and policy._later == []
 
 
+def test_stages_apart_are_the_whole_request(policy: ActionPolicy) -> None:
+    expected = policy.infer(tiny.observation(seed=3), seed=2)
+    policy.wait_idle()
+    for wishes in ({}, {"enable_cuda_graph": False}):
+        stages = policy.stages(tiny.observation(seed=3), seed=2, **wishes)
+        for _ in range(2):
+            stages.observe()
+            assert stages.denoise().numpy().tobytes() == expected["model_actions"].tobytes()
+        route = policy._regions.routes["denoise"].route
+        assert route == ("direct" if wishes else "exact")
+
+
 def test_given_noise_replaces_the_seeds(policy: ActionPolicy) -> None:
     video, actions = draw_noise(policy.config, 7)
     noise = {"video": video.numpy(), "action": actions.tolist()}

@@ -1,4 +1,4 @@
-"""``x + gate * y``, the gate per segment too. Bit-exact: two roundings, no sums."""
+"""``x + gate * (y + plus)``, the gate per segment too. Bit-exact: no sums over a row."""
 
 from __future__ import annotations
 
@@ -23,25 +23,36 @@ _gate_residual = register(
         reference=reference.gate_residual,
         kernel=lazy_kernel(__name__, "gate_residual"),
         exactness="bit-exact",
-        rows=("x", "y", "segments"),
+        rows=("x", "y", "segments", "plus"),
     ),
-    "(Tensor x, Tensor y, Tensor gate, Tensor? segments) -> Tensor",
+    "(Tensor x, Tensor y, Tensor gate, Tensor? segments, Tensor? plus) -> Tensor",
     _fake,
     out=True,
 )
 
 
 def gate_residual(
-    x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor, *, segments: torch.Tensor | None = None
+    x: torch.Tensor,
+    y: torch.Tensor,
+    gate: torch.Tensor,
+    *,
+    segments: torch.Tensor | None = None,
+    plus: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``x + gate * y`` of x's shape (..., width) and dtype.
+    """``x + gate * y``, or ``x + gate * (y + plus)``, of x's shape (..., width) and dtype.
 
-    ``gate`` is (n, width); ``segments`` (T,) names its row for each token, without it n is 1.
+    ``y`` and ``plus`` have x's shape; each operation rounds to the dtype. ``gate`` is (n, width);
+    ``segments`` (T,) names its row for each token, without it n is 1.
     """
-    if y.shape != x.shape:
-        raise ConfigError(f"gate_residual: y is {tuple(y.shape)}, expected {tuple(x.shape)}")
+    for name, given in (("y", y), ("plus", plus)):
+        if given is not None and given.shape != x.shape:
+            raise ConfigError(
+                f"gate_residual: {name} is {tuple(given.shape)}, expected {tuple(x.shape)}"
+            )
     rows = as_rows(x)
-    check_dtypes("gate_residual", x.dtype, {"y": y})
+    check_dtypes("gate_residual", x.dtype, {"y": y, "plus": plus})
     check_segments("gate_residual", rows, segments, gate=gate)
-    result: torch.Tensor = _gate_residual(rows, as_rows(y), gate, segments)
+    result: torch.Tensor = _gate_residual(
+        rows, as_rows(y), gate, segments, None if plus is None else as_rows(plus)
+    )
     return result.view(x.shape)

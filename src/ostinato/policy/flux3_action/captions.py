@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 import torch
 
+from ostinato.layers.visiting import send_home
 from ostinato.policy.flux3_action.load import Loaded
 from ostinato.policy.flux3_action.model import Caption
 from ostinato.policy.flux3_action.text import pad_ids
@@ -18,19 +19,18 @@ from ostinato.policy.flux3_action.text import pad_ids
 class Captions:
     """Encodes instructions, one at a time, and keeps at most ``max_tokens`` tokens of them.
 
-    ``offload``: the text encoder is on the device only while it works. Not for use by two threads
-    at once.
+    ``offload``: the text encoder stays on the host; its layers visit the device one by one. Not
+    for use by two threads at once.
     """
 
     def __init__(self, loaded: Loaded, device: torch.device, max_tokens: int, *, offload: bool):
         self._loaded = loaded
         self._device = device
         self._max_tokens = max_tokens
-        self._offload = offload
         self._kept: OrderedDict[str, Caption] = OrderedDict()
         self.num_tokens = 0
         if offload:
-            loaded.text.to("cpu")
+            send_home(loaded.text)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -46,6 +46,14 @@ class Captions:
             self._keep(instruction, made)
         return made, False
 
+    def blank(self, num_tokens: int) -> Caption:
+        """A caption of so many rows and no meaning, to record with. It is not kept."""
+        width = self._loaded.config.dit.context_in_dim
+        context = torch.zeros(
+            num_tokens, width, device=self._device, dtype=self._loaded.model.dit.dtype
+        )
+        return self._loaded.model.caption(context)
+
     def _encode(self, instruction: str) -> Caption:
         loaded, config = self._loaded, self._loaded.config
         ids, num_real = pad_ids(
@@ -54,13 +62,7 @@ class Captions:
             max_length=config.text_max_length,
             pad_token=loaded.tokenizer.pad_token,
         )
-        if self._offload:
-            loaded.text.to(self._device)
-        try:
-            context = loaded.text(torch.tensor(ids, device=self._device), num_real)
-        finally:
-            if self._offload:
-                loaded.text.to("cpu")
+        context = loaded.text(torch.tensor(ids, device=self._device), num_real)
         return loaded.model.caption(context)
 
     def _keep(self, instruction: str, made: Caption) -> None:

@@ -36,7 +36,9 @@ CONFIGS = ("config.native.json", "config.json")
 
 @dataclass(frozen=True)
 class Loaded:
-    """``model`` and ``text`` have all their weights on one device; ``origin`` is for messages."""
+    """``model`` has its weights on one device, ``text`` there or on the host; ``origin`` is for
+    messages.
+    """
 
     origin: str
     config: ActionConfig
@@ -52,8 +54,9 @@ def load_model(
     dtype: torch.dtype | None = None,
     variant: str = "base",
     revision: str | None = None,
+    text_device: torch.device | None = None,
 ) -> Loaded:
-    """Load everything a policy needs.
+    """Load everything a policy needs, the text encoder onto ``text_device`` where that is given.
 
     ``dtype`` is bfloat16 unless given (float32 for the tiny model on the CPU). ``variant`` is the
     folder below ``variants/``; ``base`` is the package's root. Raises ``WeightsError`` or
@@ -63,11 +66,15 @@ def load_model(
     if shipped is not None:
         default = torch.float32 if device.type == "cpu" else torch.bfloat16
         return load_seeded(
-            read_json(shipped, str(model)), str(model), device=device, dtype=dtype or default
+            read_json(shipped, str(model)),
+            str(model),
+            device=device,
+            dtype=dtype or default,
+            text_device=text_device,
         )
     root = open_files(model, revision=revision)
     files = root if variant == "base" else SubFolder(root, f"variants/{variant}")
-    return _from_package(root, files, device, dtype or torch.bfloat16)
+    return _from_package(root, files, device, text_device or device, dtype or torch.bfloat16)
 
 
 def load_seeded(
@@ -78,6 +85,7 @@ def load_seeded(
     dtype: torch.dtype,
     seed: int = 0,
     draws_on_device: bool = False,
+    text_device: torch.device | None = None,
 ) -> Loaded:
     """Random weights of the sizes in ``raw``: ``package``, ``vae`` and ``text_encoder``.
 
@@ -87,15 +95,16 @@ def load_seeded(
         raise WeightsError(f"{origin} is no FLUX 3 Action model: it holds {sorted(raw)}")
     config = read_package_config(raw["package"])
     model, text = _build(config, read_vae_config(raw["vae"]), raw["text_encoder"], dtype)
-    everything: list[tuple[nn.Module, Parts]] = [
-        (model.dit, names.dit_parts(model.dit)),
-        (model.vae, names.vae_parts(model.vae)),
-        (text, names.text_parts(text, names.TEXT_PREFIXES[0])),
+    text_parts = names.text_parts(text, names.TEXT_PREFIXES[0])
+    everything: list[tuple[nn.Module, Parts, torch.device]] = [
+        (model.dit, names.dit_parts(model.dit), device),
+        (model.vae, names.vae_parts(model.vae), device),
+        (text, text_parts, text_device or device),
     ]
-    for module, parts in everything:
+    for module, parts, where in everything:
         draw_on = device if draws_on_device else torch.device("cpu")
         source = seeded_source(module, parts, seed=seed, draw_on=draw_on)
-        load_parts(module, parts, source, origin=origin, device=device, dtype=dtype)
+        load_parts(module, parts, source, origin=origin, device=where, dtype=dtype)
     return _finished(origin, config, model, text, ByteTokenizer(), device, dtype)
 
 
@@ -122,7 +131,13 @@ def read_package(files: Files) -> tuple[str, ActionConfig]:
     raise WeightsError(f"{files.origin}: neither {' nor '.join(CONFIGS)}")
 
 
-def _from_package(root: Files, files: Files, device: torch.device, dtype: torch.dtype) -> Loaded:
+def _from_package(
+    root: Files,
+    files: Files,
+    device: torch.device,
+    text_device: torch.device,
+    dtype: torch.dtype,
+) -> Loaded:
     config_name, config = read_package(files)
     verify_manifest(files, KIND, (config_name, SINGLE))
     vae_files = _part_files(root, config.video_vae_id)
@@ -136,7 +151,7 @@ def _from_package(root: Files, files: Files, device: torch.device, dtype: torch.
     _load(model.vae, names.vae_parts(model.vae), vae_files, names.is_wanted_by_vae, device, dtype)
     prefix = _text_prefix(text_files)
     is_wanted = names.is_wanted_by_text(prefix, max(text.taps))
-    _load(text, names.text_parts(text, prefix), text_files, is_wanted, device, dtype)
+    _load(text, names.text_parts(text, prefix), text_files, is_wanted, text_device, dtype)
     tokenizer: InstructionTokenizer
     if text_raw.get("tokenizer") == "bytes":
         tokenizer = ByteTokenizer()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from ostinato.errors import OstinatoError
 from ostinato.policy.chunking import Prefix
 from ostinato.policy.contract import Options, read_options
+from ostinato.policy.flux3_action.about import Clock, about, why_direct
 from ostinato.policy.flux3_action.captions import Captions
 from ostinato.policy.flux3_action.load import Loaded
 from ostinato.policy.flux3_action.model import Caption, Observation, draw_noise
@@ -33,6 +33,15 @@ from ostinato.recording.graphed import shared_runner
 
 log = logging.getLogger(__name__)
 NUM_KEPT_SEEDS = 4
+NUM_CAPTION_BUCKETS = 2
+"""Lengths of captions that are recorded before the policy is ready: 80 and 160 tokens."""
+
+
+class Stages(NamedTuple):
+    """The device's work of one request, apart: ``denoise`` takes what ``observe`` gave last."""
+
+    observe: Callable[[], Observation]
+    denoise: Callable[[], Tensor]
 
 
 class ActionPolicy:
@@ -46,6 +55,7 @@ class ActionPolicy:
         graph: GraphConfig,
         caption_cache_max_tokens: int,
         offload_text_encoder: bool,
+        num_caption_buckets: int = NUM_CAPTION_BUCKETS,
     ) -> None:
         self.config = loaded.config
         self._model = loaded.model
@@ -56,9 +66,10 @@ class ActionPolicy:
         self._captions = Captions(
             loaded, self.device, caption_cache_max_tokens, offload=offload_text_encoder
         )
-        is_on = enable_cuda_graph and graph.mode != "off"
-        self._runner = shared_runner(self.device, graph) if is_on else None
-        self._regions = Regions(loaded.model, self._runner, graph, why="" if is_on else "off")
+        self._why = why_direct(loaded.model, is_on=enable_cuda_graph and graph.mode != "off")
+        self._runner = None if self._why else shared_runner(self.device, graph)
+        self._regions = Regions(loaded.model, self._runner, graph, why=self._why)
+        self._num_buckets = num_caption_buckets
         self._seeded: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
         self._lock = threading.Lock()
         self._later: list[Future[Any]] = []
@@ -75,7 +86,7 @@ class ActionPolicy:
         ``recording`` (how each region was served). Raises as ``Policy.infer`` says, and
         ``OstinatoError`` where the model answers with values that are not finite.
         """
-        clock = _Clock()
+        clock = Clock()
         wishes = read_options(observation, options)
         plan = recipe(self.config, wishes)
         with torch.inference_mode():
@@ -106,6 +117,36 @@ class ActionPolicy:
             "cache": {"enabled": uses_cache, "hit": was_kept},
             "recording": {name: f"{r.route}: {r.reason}" for name, r in routes.items()},
         }
+
+    def stages(self, observation: Mapping[str, Any], **options: Any) -> Stages:
+        """The two stages of a request as calls on what is on the device already, for measuring.
+
+        Each may be made any number of times, ``observe`` first, while nothing else is served.
+        """
+        wishes = read_options(observation, options)
+        plan, prefix = recipe(self.config, wishes), prefix_for(self.config, wishes)
+        is_recorded = self._is_trusted and wishes.enable_cuda_graph is not False
+        with self._lock, torch.inference_mode():
+            prepared = prepare(self.config, observation, self.device)
+            canvas, token = self._inputs(prepared)
+            captions, _ = self._captions_for(prepared.prompt, plan, uses_cache=True)
+            noise = self._noise(wishes)
+
+        seen: list[Observation] = []
+
+        def observe() -> Observation:
+            with torch.inference_mode():
+                seen[:] = [self._regions.observe(canvas, token, is_recorded=is_recorded)]
+                return seen[0]
+
+        call = self._call(observe(), noise, plan, captions, prefix)
+
+        def denoise() -> Tensor:
+            with torch.inference_mode():
+                latest = call._replace(observation=seen[0])
+                return self._regions.chunk(latest, is_recorded=is_recorded)
+
+        return Stages(observe, denoise)
 
     def reset(self) -> None:
         """Nothing to forget: what a chunk depends on is in its request."""
@@ -166,16 +207,21 @@ class ActionPolicy:
     # -- recording ------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Record the package's own recipe for captions of the shortest bucket."""
+        """Record the package's own recipe for captions of the shortest buckets, the longest first:
+        the others then fit into its pool.
+        """
         config, plan = self.config, recipe(self.config, Options())
         with self._lock, torch.inference_mode():
             canvas = config.arrangement.grey().to(self.device, self.dtype)
             token = torch.zeros(1, config.action_dim, device=self.device, dtype=self.dtype)
             captions, _ = self._captions_for("", plan, uses_cache=True)
             observed = self._regions.record_observation(canvas, token)
-            if observed is not None:
-                noise, prefix = self._noise(Options()), prefix_for(config, Options())
-                call = self._call(observed, noise, plan, captions, prefix)
+            if observed is None:
+                return
+            noise, prefix = self._noise(Options()), prefix_for(config, Options())
+            for k in reversed(range(self._num_buckets)):
+                first = self._captions.blank((k + 1) * config.text_pad_multiple)
+                call = self._call(observed, noise, plan, (first, *captions[1:]), prefix)
                 self._regions.record(call, has_step=False)
 
     def _schedule_work(
@@ -228,40 +274,15 @@ class ActionPolicy:
     @property
     def metadata(self) -> dict[str, Any]:
         """Plain values for clients: inputs, output, defaults, capabilities, runtime."""
-        config = self.config
-        return {
-            "object": "action.metadata",
-            "model": self._origin,
-            "input": {
-                "camera_layout": config.arrangement.layout,
-                "camera_keys": list(config.arrangement.cameras),
-                "camera_hw": list(config.arrangement.camera_hw),
-                "canvas_hw": list(config.arrangement.canvas_hw),
-                "state_dim": config.action_dim,
-            },
-            "output": {
-                "action_horizon": config.chunk_size,
-                "action_dim": config.action_dim,
-                "fps": config.fps,
-                "action_parameterization": config.action_space.parameterization,
-            },
-            "defaults": {
-                "num_inference_steps": config.num_inference_steps,
-                "guidance_scale": config.guidance_scale,
-                "guidance_scale_action": config.guidance()[1],
-                "sampler": config.sampler,
-                "sampler_shift": config.sampler_shift,
-                "seed": config.inference_seed,
-            },
-            "capabilities": {"prefix_cache": True, "real_time_chunking": True, "noise": True},
-            "runtime": {
-                "device": str(self.device),
-                "dtype": str(self.dtype).removeprefix("torch."),
-                "quantization": config.quantization,
-                "cuda_graph": self._runner is not None,
-                "verdict": self._verdict,
-            },
+        runtime = {
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "quantization": self.config.quantization,
+            "cuda_graph": self._runner is not None,
+            "cuda_graph_reason": self._why,
+            "verdict": self._verdict,
         }
+        return about(self.config, self._origin) | {"runtime": runtime}
 
     def stats(self) -> dict[str, Any]:
         """Recordings by region, and what is kept of instructions."""
@@ -276,19 +297,3 @@ class ActionPolicy:
         self.wait_idle()
         with self._lock:
             self._regions.close()
-
-
-class _Clock:
-    """Milliseconds between laps. Device work counts where the host waits for it."""
-
-    def __init__(self) -> None:
-        self._start = self._last = perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = perf_counter()
-        self._laps[name] = (now - self._last) * 1e3
-        self._last = now
-
-    def timings(self) -> dict[str, float]:
-        return self._laps | {"total_ms": (self._last - self._start) * 1e3}

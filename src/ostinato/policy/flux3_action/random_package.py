@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,6 +36,14 @@ VARIANTS = {"base": (4, 4.0), "gd": (4, 1.0), "sd": (1, 1.0)}
 """Steps and scale of the video's guidance; actions are not guided. Each also as ``…-fp8r``."""
 
 
+class Draw(NamedTuple):
+    """Where weights come from; ``dtype``: of all that are not quantised."""
+
+    seed: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 def write_random_package(
     directory: Path,
     raw: Mapping[str, Any],
@@ -43,8 +51,14 @@ def write_random_package(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     config_name: str = CONFIGS[0],
+    variant: str = "base",
+    draw_on: torch.device = CPU,
 ) -> None:
     """Write transformer, ``vae/`` and ``text_encoder/`` below ``directory``.
+
+    A ``variant`` other than ``base`` is a transformer below ``variants/``; the other two, which
+    all variants share, are written unless they are there. ``draw_on``: a GPU draws billions of
+    values in seconds, other ones than the CPU.
 
     ``raw`` is as in the shipped tiny model: ``package`` (the configuration as published), ``vae``
     and ``text_encoder``; missing or empty ones have the published sizes.
@@ -59,22 +73,31 @@ def write_random_package(
         "dit.vector_in.out_layer.weight": (config.dit.hidden_size, config.dit.hidden_size),
         "dit.final_layer.video_cond.linear.weight": (96, config.dit.hidden_size),
     }
-    _write_config(directory, config_name, package)
-    _write_tensors(directory, dit, names.dit_parts(dit), seed, dtype, unused)
-    write_manifest(directory, KIND, (config_name, SINGLE))
+    own = directory if variant == "base" else directory / "variants" / variant
+    draw = Draw(seed, dtype, draw_on)
+    _write_config(own, config_name, package)
+    _write_tensors(own, dit, names.dit_parts(dit), draw, unused)
+    write_manifest(own, KIND, (config_name, SINGLE))
+    if not (directory / "vae" / SINGLE).exists():
+        _write_vae(directory / "vae", dict(raw.get("vae") or {}), draw)
+    if not (directory / "text_encoder" / SINGLE).exists():
+        text_raw = dict(raw.get("text_encoder") or published_text_config())
+        _write_text(directory / "text_encoder", text_raw, config.text_output_layers, draw)
 
-    vae_raw = dict(raw.get("vae") or {})
-    vae = VaeEncoder(read_vae_config(vae_raw))
+
+def _write_vae(directory: Path, raw: Mapping[str, Any], draw: Draw) -> None:
+    vae = VaeEncoder(read_vae_config(raw))
     frequencies = {"model.encoder.features.0.0.attn.rope.inv_freq": (4, vae.config.head_dim // 8)}
-    _write_config(directory / "vae", "config.json", vae_raw)
-    _write_tensors(directory / "vae", vae, names.vae_parts(vae), seed, dtype, frequencies)
+    _write_config(directory, "config.json", raw)
+    _write_tensors(directory, vae, names.vae_parts(vae), draw, frequencies)
 
-    text_raw = dict(raw.get("text_encoder") or published_text_config())
-    text = TextEncoder(read_text_config(text_raw), config.text_output_layers)
-    _write_config(directory / "text_encoder", "config.json", text_raw | {"tokenizer": "bytes"})
+
+def _write_text(directory: Path, raw: Mapping[str, Any], taps: tuple[int, ...], draw: Draw) -> None:
+    text = TextEncoder(read_text_config(raw), taps)
+    _write_config(directory, "config.json", {**raw, "tokenizer": "bytes"})
     parts = names.text_parts(text, names.TEXT_PREFIXES[0])
     norm = {"model.language_model.norm.weight": (text.config.width,)}
-    _write_tensors(directory / "text_encoder", text, parts, seed, dtype, norm)
+    _write_tensors(directory, text, parts, draw, norm)
 
 
 def published_droid(variant: str = "base") -> dict[str, Any]:
@@ -129,13 +152,13 @@ def _write_tensors(
     directory: Path,
     module: nn.Module,
     parts: Parts,
-    seed: int,
-    dtype: torch.dtype,
+    draw: Draw,
     unused: Mapping[str, tuple[int, ...]],
 ) -> None:
     from safetensors.torch import save_file
 
-    source = seeded_source(module, parts, seed=seed)
+    dtype = draw.dtype
+    source = seeded_source(module, parts, seed=draw.seed, draw_on=draw.device)
     tensors = {}
     for name, tensor in source.read(source, device=CPU, dtype=None):
         is_kept = tensor.dtype == torch.float8_e4m3fn or name.endswith("weight_scale")

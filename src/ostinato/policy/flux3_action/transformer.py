@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ostinato.kernels.dense_attention import dense_attention
 from ostinato.kernels.gate_residual import gate_residual
 from ostinato.kernels.rope import rope
 from ostinato.layers.fp8 import Fp8Linear, gated, make_linear, modulated
@@ -79,8 +80,17 @@ class Block(nn.Module):
         shift, scale, gate = modulation
         projected = modulated(self.qkv_mlp, x, scale, shift, segments=segments, eps=EPS)
         width = x.shape[1]
-        q, k, v = rope(
-            projected[:, : 3 * width],
+        # nothing keeps q, k and v of a joint block while the MLP needs its memory
+        mixed = dense_attention(*self._heads(projected[:, : 3 * width], tables))
+        attended = self.attn_out(mixed.flatten(1))
+        del mixed
+        fed = gated(self.mlp_out, projected[:, 3 * width :])
+        return gate_residual(x, attended, gate, plus=fed, segments=segments)
+
+    def _heads(self, qkv: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v (T, heads, head_dim); q and k normalised and rotated."""
+        return rope(
+            qkv,
             *tables,
             heads=self.num_heads,
             head_dim=self.head_dim,
@@ -89,9 +99,6 @@ class Block(nn.Module):
             k_weight=self.norm.key_norm.scale,
             eps=EPS,
         )
-        attended = self.attn_out(attend(q, k, v).flatten(1))
-        fed = gated(self.mlp_out, projected[:, 3 * width :])
-        return gate_residual(x, attended + fed, gate, segments=segments)
 
 
 class Embedder(nn.Module):
@@ -226,13 +233,6 @@ class Transformer(nn.Module):
         video: Tensor = self.final_layer[self.video](parts[1], code)
         actions: Tensor = self.final_layer[self.action](parts[3], code)
         return video, actions
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Full attention of (T, heads, head_dim): no mask, every row sees every row."""
-    q_1HTD, k_1HTD, v_1HTD = (t.transpose(0, 1)[None] for t in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q_1HTD, k_1HTD, v_1HTD)
-    return mixed[0].transpose(0, 1)
 
 
 def is_quantised(module: nn.Module) -> bool:

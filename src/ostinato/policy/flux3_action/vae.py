@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -93,8 +93,27 @@ class Mlp(nn.Module):
         return down
 
 
+class Rows(NamedTuple):
+    """Cells of a grid as a sum that is not made yet, so that one kernel adds and normalises.
+
+    ``x_HWC``: (H, W, C); ``more_HWC``: to be added to it, if there is any.
+    """
+
+    x_HWC: Tensor
+    more_HWC: Tensor | None = None
+
+    def summed(self) -> Tensor:
+        return self.x_HWC if self.more_HWC is None else self.x_HWC + self.more_HWC
+
+    def summed_and_normed(self, norm: LayerNorm) -> tuple[Tensor, Tensor]:
+        """The norm of the sum, and the sum."""
+        if self.more_HWC is None:
+            return _normed(norm, self.x_HWC), self.x_HWC
+        return add_layer_norm(self.x_HWC, self.more_HWC, norm.weight, norm.bias, norm.eps)
+
+
 class Block(nn.Module):
-    """``x += attn(norm1(x)); x += mlp(norm2(x))``."""
+    """``x += attn(norm1(x)); x += mlp(norm2(x))``; the last sum is left to what comes next."""
 
     def __init__(self, width: int, num_heads: int, window: int) -> None:
         super().__init__()
@@ -103,12 +122,10 @@ class Block(nn.Module):
         self.norm2 = LayerNorm(width, eps=EPS)
         self.mlp = Mlp(width)
 
-    def forward(self, x_HWC: Tensor, tables: Tables) -> Tensor:
-        attended = self.attn(_normed(self.norm1, x_HWC), tables)
-        norm = self.norm2
-        normed, x_HWC = add_layer_norm(x_HWC, attended, norm.weight, norm.bias, norm.eps)
-        total: Tensor = x_HWC + self.mlp(normed)
-        return total
+    def forward(self, rows: Rows, tables: Tables) -> Rows:
+        normed, x_HWC = rows.summed_and_normed(self.norm1)
+        normed, x_HWC = Rows(x_HWC, self.attn(normed, tables)).summed_and_normed(self.norm2)
+        return Rows(x_HWC, self.mlp(normed))
 
 
 class PatchMerging(nn.Module):
@@ -176,20 +193,18 @@ class VaeEncoder(nn.Module):
         encoder: Any = self.encoder
         x = encoder.patch_embed(_patches(canvas))
         stage = 0
-        rows, columns = self.config.grids(*canvas.shape[2:])[0]
-        x = x.view(rows, columns, -1)
+        height, width = self.config.grids(*canvas.shape[2:])[0]
+        rows = Rows(x.view(height, width, -1))
         for feature in encoder.features:
-            if isinstance(feature, PatchMerging):
-                stage += 1
-                x = feature(x)
-            elif isinstance(feature, nn.ModuleList):
+            if isinstance(feature, nn.ModuleList):
                 for block in feature:
-                    x = block(x, tables[stage])
+                    rows = block(rows, tables[stage])
             elif isinstance(feature, Block):
-                x = feature(x, tables[stage])
+                rows = feature(rows, tables[stage])
             else:
-                x = feature(x)
-        mean: Tensor = encoder.proj(x)[..., : self.config.z_dim]
+                stage += isinstance(feature, PatchMerging)
+                rows = Rows(feature(rows.summed()))
+        mean: Tensor = encoder.proj(rows.summed())[..., : self.config.z_dim]
         normalizer: Any = self.z_normalizer
         latents: Tensor = (mean - normalizer.running_mean) / normalizer.running_var.sqrt()
         return latents
