@@ -25,7 +25,11 @@ def packer(rungs: list[Rung], slope: tuple[float, float]) -> Packer:
 
 
 def total(items: list[Load]) -> Load:
-    return Load(*(sum(values) for values in zip(*items, strict=True))) if items else EMPTY
+    """Sums, but of lengths the largest."""
+    if not items:
+        return EMPTY
+    *added, lengths = zip(*items, strict=True)
+    return Load(*(sum(values) for values in added), max(lengths))
 
 
 @settings(deadline=None)
@@ -158,3 +162,10 @@ def test_sixteen_items_take_less_than_a_millisecond() -> None:
             packs.pack(batch)
             times_ms.append((time.perf_counter() - begin) * 1e3)
         assert min(times_ms) < 1.0  # the least: other work on the machine is not ours
+
+
+def test_the_longest_of_several_counts_and_not_their_sum() -> None:
+    short, roomy = Rung(Load(128, 8, 0, 8, 64), 5.0), Rung(Load(128, 8, 0, 8, 128), 10.0)
+    packer = Packer([short, roomy], lambda load: 1_000.0)
+    assert packer.pack([Load(64, longest=64)] * 2).calls[0].rung is short
+    assert packer.pack([Load(65, longest=65)]).calls[0].rung is roomy
