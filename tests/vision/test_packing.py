@@ -13,8 +13,13 @@ from ostinato.errors import ConfigError
 from ostinato.vision.packing import EMPTY, EXACT_UP_TO, Load, Packer, Rung
 
 counts = st.integers(0, 30)
-loads = st.builds(Load, st.integers(1, 400), st.integers(1, 20), counts)
-capacities = st.builds(Load, st.integers(1, 1_500), st.integers(1, 60), counts, st.integers(1, 9))
+lengths = st.integers(0, 400)
+loads = st.builds(
+    Load, st.integers(1, 400), st.integers(1, 20), counts, st.just(1), longest=lengths
+)
+capacities = st.builds(
+    Load, st.integers(1, 1_500), st.integers(1, 60), counts, st.integers(1, 9), longest=lengths
+)
 rungs = st.lists(st.builds(Rung, capacities, st.floats(0, 1_000)), max_size=12)
 batches = st.lists(loads, max_size=24)
 slopes = st.tuples(st.floats(0, 500), st.floats(0, 2))
