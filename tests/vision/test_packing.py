@@ -13,8 +13,13 @@ from ostinato.errors import ConfigError
 from ostinato.vision.packing import EMPTY, EXACT_UP_TO, Load, Packer, Rung
 
 counts = st.integers(0, 30)
-loads = st.builds(Load, st.integers(1, 400), st.integers(1, 20), counts)
-capacities = st.builds(Load, st.integers(1, 1_500), st.integers(1, 60), counts, st.integers(1, 9))
+lengths = st.integers(0, 400)
+loads = st.builds(
+    Load, st.integers(1, 400), st.integers(1, 20), counts, st.just(1), longest=lengths
+)
+capacities = st.builds(
+    Load, st.integers(1, 1_500), st.integers(1, 60), counts, st.integers(1, 9), longest=lengths
+)
 rungs = st.lists(st.builds(Rung, capacities, st.floats(0, 1_000)), max_size=12)
 batches = st.lists(loads, max_size=24)
 slopes = st.tuples(st.floats(0, 500), st.floats(0, 2))
@@ -25,7 +30,11 @@ def packer(rungs: list[Rung], slope: tuple[float, float]) -> Packer:
 
 
 def total(items: list[Load]) -> Load:
-    return Load(*(sum(values) for values in zip(*items, strict=True))) if items else EMPTY
+    """Sums, but of lengths the largest."""
+    if not items:
+        return EMPTY
+    *added, lengths = zip(*items, strict=True)
+    return Load(*(sum(values) for values in added), max(lengths))
 
 
 @settings(deadline=None)
@@ -158,3 +167,10 @@ def test_sixteen_items_take_less_than_a_millisecond() -> None:
             packs.pack(batch)
             times_ms.append((time.perf_counter() - begin) * 1e3)
         assert min(times_ms) < 1.0  # the least: other work on the machine is not ours
+
+
+def test_the_longest_of_several_counts_and_not_their_sum() -> None:
+    short, roomy = Rung(Load(128, 8, 0, 8, 64), 5.0), Rung(Load(128, 8, 0, 8, 128), 10.0)
+    packer = Packer([short, roomy], lambda load: 1_000.0)
+    assert packer.pack([Load(64, longest=64)] * 2).calls[0].rung is short
+    assert packer.pack([Load(65, longest=65)]).calls[0].rung is roomy

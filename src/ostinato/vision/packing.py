@@ -33,10 +33,17 @@ class Load(NamedTuple):
     num_segments: int = 1  # attention segments: frames
     num_windows: int = 0  # of attention windows, or of what the caller counts instead
     num_items: int = 1
+    longest: int = 0  # rows of a segment; of several loads the largest, not the sum
 
     def plus(self, other: Load) -> Load:
         """Both together."""
-        return Load(self[0] + other[0], self[1] + other[1], self[2] + other[2], self[3] + other[3])
+        return Load(
+            self[0] + other[0],
+            self[1] + other[1],
+            self[2] + other[2],
+            self[3] + other[3],
+            max(self[4], other[4]),
+        )
 
     def fits(self, capacity: Load) -> bool:
         """Whether no dimension exceeds ``capacity``."""
@@ -45,6 +52,7 @@ class Load(NamedTuple):
             and self[1] <= capacity[1]
             and self[2] <= capacity[2]
             and self[3] <= capacity[3]
+            and self[4] <= capacity[4]
         )
 
 

@@ -284,7 +284,8 @@ class RecordedTower:
 
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""
-        return Load(size.num_patches, size.num_segments, _spare_rows(size, self._window))
+        spare = _spare_rows(size, self._window)
+        return Load(size.num_patches, size.num_segments, spare, longest=size.max_segment)
 
     @property
     def _window(self) -> int:
@@ -297,15 +298,15 @@ class RecordedTower:
 
     def timed(self, rung: Rung, recorded_us: float | None) -> TimedRung:
         """A rung as packing knows it. The tail takes a segment, and a window that need not be
-        full.
+        full. A rung of short segments is for calls that fill it: a tail might take several.
         """
-        capacity = Load(
-            rung.num_patches, rung.num_segments, _spare_rows(rung, self._window), 1 << 30
-        )
+        spare = _spare_rows(rung, self._window)
+        capacity = Load(rung.num_patches, rung.num_segments, spare, 1 << 30, rung.max_segment)
         tail = Load(0, 1, max(self._window - 1, 0), 0)
         untimed_us = UNTIMED_CALL + rung.num_patches
         time_us = recorded_us if recorded_us is not None else untimed_us
-        return TimedRung(capacity, time_us, tail, source=rung)
+        can_pad = rung.max_segment >= rung.num_patches
+        return TimedRung(capacity, time_us, tail, can_pad, source=rung)
 
     def _direct_us(self, load: Load) -> float:
         """Measured between measured sizes; above them, a little more than in proportion, so that

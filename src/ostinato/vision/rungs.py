@@ -71,15 +71,13 @@ def exact_rung(config: VisionConfig, size: Rung) -> Rung:
     capacity = 1 if needed == 1 else next((c for c in SEGMENT_CAPACITIES if c >= needed), needed)
     units = size.num_patches // config.merge_unit
     rung = rung_of(config, size.num_patches, max(min(capacity, units), needed))
-    rung = replace(
+    return replace(
         rung,
-        max_segment=_bound(size.max_segment, rung.max_segment),
+        max_segment=next(
+            (min(n, rung.max_segment) for n in SHORT if size.max_segment <= n), rung.max_segment
+        ),
         num_windows=1 if size.num_windows == 1 else max(rung.num_windows, size.num_windows),
-        max_window=_bound(size.max_window, rung.max_window),
     )
-    if _classes(size) != _classes(rung):  # long windows: as many as there are
-        rung = replace(rung, num_windows=size.num_windows)
-    return rung
 
 
 def has_same_kernels(size: Rung, rung: Rung) -> bool:
@@ -93,8 +91,3 @@ def _classes(size: Rung) -> tuple[object, object]:
         layout_class(size.num_segments, size.max_segment),
         layout_class(size.num_windows, size.max_window),
     )
-
-
-def _bound(longest: int, bound: int) -> int:
-    """``bound``, or a smaller one where short segments have a kernel of their own."""
-    return next((min(n, bound) for n in SHORT if longest <= n), bound)

@@ -57,7 +57,7 @@ def assert_near(pair: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(pair[0].double(), pair[1], rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 3), st.integers(0, 70)), min_size=1, max_size=7),
     head_dim=st.sampled_from([4, 20, 64, 72, 80, 128]),
@@ -78,7 +78,7 @@ def test_close_to_the_formula(lengths: list[int], head_dim: int, slack: int, see
         [32, 32, 32],
         [31, 1, 64, 95, 1],
         [40, 40] + [0] * 70,  # more segments than one look at the boundaries takes in
-        [2] * 65 + [0] * 5,
+        [1] * 65 + [0] * 5,
     ],
 )
 @pytest.mark.parametrize("bound", ["tight", "loose"])
