@@ -46,8 +46,13 @@ def test_nothing_is_measured_under_recording(tmp_path: Path) -> None:
     selector = Selector(tmp_path, "card", timer=_timer(2.0, 1.0))
     with state.entering(RECORDING):
         assert selector.choose("op", "c", _variants("a", "b")) == "a"
+        assert selector.choose("op", "d", _variants("b", "a")) == "b"
     assert selector.choices() == {}
+    before = state.verdicts.number
     assert selector.choose("op", "c", _variants("a", "b")) == "b"
+    assert state.verdicts.number == before + 1, "a recording holds the other variant"
+    assert Selector(None, "card", timer=_timer(2.0, 1.0)).choose("op", "e", _variants("a", "b"))
+    assert state.verdicts.number == before + 1
 
 
 def test_a_raising_variant_is_out() -> None:

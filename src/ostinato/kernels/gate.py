@@ -82,7 +82,8 @@ class Gate:
     def generation(self) -> int:
         """Rises whenever a signature that a recording has used is served differently from then on.
 
-        A first verdict that no recording has relied on leaves it alone.
+        ``state.verdicts``, which is part of every recording's key, rises with it. A first verdict
+        that no recording has relied on leaves both alone.
         """
         return self._generation
 
@@ -149,6 +150,7 @@ class Gate:
             self._verdicts[signature] = verdict
             if signature in self._recorded and was_fused != (not verdict.reason):
                 self._generation += 1
+                state.verdicts.changed()
             if verdict.reason and (before is None or not before.reason):
                 _log.warning(
                     "%s runs unfused on %s: %s (%s)",

@@ -48,6 +48,7 @@ class Selector:
         self._lock = threading.Lock()
         self._path: Path | None = None
         self._choices: dict[str, str] = {}
+        self._assumed: set[str] = set()
         self.keep_in(directory)
 
     def choose(self, operator: str, shape_class: str, variants: Variants) -> str:
@@ -59,13 +60,18 @@ class Selector:
         first = next(iter(variants))
         key = f"{operator}|{shape_class}|{','.join(sorted(variants))}"
         known = self._choices.get(key)
-        if known is not None or state.is_recording() or len(variants) == 1:
+        if known is not None or len(variants) == 1:
             return known or first
+        if state.is_recording():
+            self._assumed.add(key)
+            return first
         with self._lock:
             if key not in self._choices:
                 with state.checking():
                     self._choices[key] = self._fastest(variants) or first
                 self._write()
+                if key in self._assumed and self._choices[key] != first:
+                    state.verdicts.changed()  # a recording holds the first one
             return self._choices[key]
 
     def choices(self) -> dict[str, str]:
