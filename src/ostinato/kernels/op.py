@@ -36,7 +36,8 @@ class Operator:
     ``is_row_invariant`` promises that a row's result depends neither on other rows nor their
     number. ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
     squares that fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False``
-    trusts a right kernel without timing a reference that is dense and may not fit in memory.
+    trusts a right kernel without timing: the reference is dense and may not fit in memory, or the
+    variant was chosen by its time already.
     ``resolve`` turns a call's arguments into those that the gate sees, for operators that leave a
     choice open (a variant "auto"); ``None`` from it means that the reference serves.
     """

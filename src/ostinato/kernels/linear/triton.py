@@ -13,14 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.linear.variants import INNER, Tiling
+from ostinato.kernels.linear.variants import INNER, STAGES, Tiling
 from ostinato.kernels.norm.triton import normalised
 from ostinato.kernels.rowwise import part_row_tile, whole_row_tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     x_pointer,
     weight_pointer,
@@ -83,7 +83,7 @@ def _summed(parts_pointer, offset, is_inside, part_size, splits: tl.constexpr):
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_kernel(
     parts_pointer,
     bias_pointer,
@@ -108,7 +108,7 @@ def sum_kernel(
     tl.store(out_pointer + offset, sums, mask=is_inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_add_norm_kernel(
     parts_pointer,
     bias_pointer,
@@ -239,7 +239,7 @@ def _multiply_into(out, x, weight, bias, activation, tiling):
         tile_columns=tiling.columns,
         tile_inner=INNER,
         num_warps=tiling.warps,
-        num_stages=tiling.stages,
+        num_stages=STAGES,
         enable_fp_fusion=False,
     )
 

@@ -15,14 +15,15 @@ LIBRARY = "library"
 EPILOGUE = "epilogue"
 """cuBLASLt applies bias and tanh-GELU to the sums before it rounds them."""
 
-MAX_TRITON_ROWS = 1024
+MAX_TRITON_ROWS = 512
 """Above these the library fills the device and is faster than any tiling here."""
 
 _ROW_CLASSES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
-TILES = ((16, 64, 4), (32, 64, 4), (64, 64, 4), (64, 128, 4), (128, 128, 8))
-"""(rows, columns, warps) of a program."""
+TILES = ((16, 64, 4), (64, 64, 4), (64, 128, 4))
+"""(rows, columns, warps) of a program: few, since each is compiled and timed at a first start."""
 
-_LARGE_TILE = 128 * 128
+STAGES = 4
+"""Loads in flight: what 99 KiB of shared memory hold, which the smaller cards have."""
 
 INNER = 64
 _MIN_INNER_PER_SPLIT = 4 * INNER
@@ -42,11 +43,6 @@ class Tiling:
     @property
     def name(self) -> str:
         return f"{self.rows}x{self.columns}x{self.splits}"
-
-    @property
-    def stages(self) -> int:
-        """Loads in flight: what 99 KiB of shared memory hold, which the smaller cards have."""
-        return 3 if self.rows * self.columns >= _LARGE_TILE else 4
 
 
 def parse(name: str) -> Tiling:
@@ -87,7 +83,7 @@ def candidates(
         return names
     rows = row_class(num_rows)
     for tile_rows, tile_columns, warps in TILES:
-        if tile_rows > max(16, rows) or rows > 16 * tile_rows:
+        if tile_rows > max(16, rows) or rows > 8 * tile_rows:
             continue
         tiles = -(-rows // tile_rows) * -(-num_outputs // tile_columns)
         most = max(1, num_inputs // _MIN_INNER_PER_SPLIT)

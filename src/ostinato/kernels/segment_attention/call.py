@@ -40,7 +40,8 @@ class Backend:
     ``misfit(call)`` says from shapes, strides and dtypes why it cannot, or "". ``capabilities``:
     cards that it is known to have kernels for, ``None`` for all that torch itself runs on.
     ``package``: the distribution that has to be installed and ``module`` what it imports as.
-    ``is_probed``: it has to prove itself on small inputs before it is chosen.
+    ``is_probed``: it has to prove itself on small inputs before it is chosen. ``is_candidate``:
+    it is worth timing where it is not the steady one.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Backend:
     package: str | None = None
     module: str | None = None
     is_probed: bool = True
+    is_candidate: bool = True
 
 
 def is_aligned(x: Tensor) -> bool:

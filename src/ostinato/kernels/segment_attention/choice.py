@@ -108,13 +108,11 @@ def shape_class(call: Call) -> ShapeClass:
 
 
 def candidates(call: Call) -> list[Backend]:
-    """What may serve the call, the steady one first; probes what is unknown."""
+    """What is worth timing for the call, the steady one first; probes what is unknown."""
     first = steady(call)
     usable = [first]
     for backend in BACKENDS.values():
-        if backend is first or backend.misfit(call):
-            continue
-        if backend.name == "masked" and call.q.shape[0] > _MASK_ROWS:
+        if backend is first or not backend.is_candidate or backend.misfit(call):
             continue
         if availability.absence(backend, call.q.device) or availability.failure(backend, call):
             continue

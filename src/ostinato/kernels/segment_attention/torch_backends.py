@@ -81,7 +81,7 @@ def _cudnn(call: Call, out: Tensor | None) -> Tensor:
 
 VARLEN = Backend("varlen", _varlen, _varlen_misfit, is_probed=False)
 SDPA = Backend("sdpa", _sdpa, one_segment_misfit, is_probed=False)
-MASKED = Backend("masked", _masked, is_probed=False)
+MASKED = Backend("masked", _masked, is_probed=False, is_candidate=False)
 CUDNN = Backend(
     "cudnn",
     _cudnn,
