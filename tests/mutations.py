@@ -246,6 +246,20 @@ def _nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
 
 
+@mutation("ledger.arguments_have_no_code")
+def _arguments_have_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "kinds", lambda structure: ())
+
+
+@mutation("recorder.unwatched_is_recorded")
+def _unwatched_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.recorder import Recorder
+
+    monkeypatch.setattr(Recorder, "_require_watched", lambda self, order: None)
+
+
 @mutation("key.values_without_type")
 def _values_without_type(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import tree

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ostinato import state
 from ostinato.errors import RecordingRefused
-from ostinato.recording import switches
+from ostinato.recording import switches, tree
 from ostinato.recording.admission import best_of, is_worth_it
 from ostinato.recording.backend import Backend
 from ostinato.recording.buffers import StaticInputs, copy_of
@@ -122,6 +122,7 @@ class Recorder:
             recorded.free()
             raise
         self._cache.add(generation, entry)
+        ledger.is_relied_on = True
         if self._cache.budget.held() > self._cache.budget.limit_bytes:
             self._shrink(generation, entry)
         return entry
@@ -154,10 +155,23 @@ class Recorder:
             )
         )
         made.restore()
-        order.ledger.watch(made.reads)
+        order.ledger.learn(made.reads, tree.kinds(order.key.structure))
+        self._require_watched(order)
         outside = [*order.ledger.tensors, *made.reads]
         results = Results(made.result, inputs.tensors, outside)
         return replace(made, result=None), results
+
+    @staticmethod
+    def _require_watched(order: Order) -> None:
+        """A replay would go on with what was read while recording, and nobody would notice."""
+        unwatched = order.ledger.unwatched
+        if unwatched:
+            raise RecordingRefused(
+                "; ".join(unwatched[:3]),
+                rule="unwatched",
+                fix="pass what it holds as an argument, or keep it where no name of the region's "
+                "code leads",
+            )
 
     def _require_room(self, generation: Generation, num_bytes: int) -> None:
         generation.measure()

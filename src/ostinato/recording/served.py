@@ -23,13 +23,14 @@ from ostinato.recording.foreign import is_foreign
 from ostinato.recording.key import Key, call_of, numeric_modes
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
-from ostinato.recording.ledger import Generation, Ledger
+from ostinato.recording.ledger import Ledger
 from ostinato.recording.quick import QuickCheck
 from ostinato.recording.region import GateCall, Region
 from ostinato.recording.request import Request
 from ostinato.recording.routes import forced as forced_route
 from ostinato.recording.spec import TensorSpec, describe
 from ostinato.recording.stats import EXACT, Counters, Route
+from ostinato.recording.watched import Generation
 from ostinato.state import current as current_activity
 from ostinato.state import verdicts
 

@@ -189,6 +189,17 @@ def _rebuild_dataclass(value: Any, kind: type, leaves: Iterator[Any]) -> Any:
     return made
 
 
+def kinds(structure: Structure) -> Iterator[type]:
+    """The classes of dataclasses, named tuples and enums in a structure: their methods are code
+    that the callable can reach.
+    """
+    if isinstance(structure, tuple):
+        if structure and isinstance(structure[0], type):
+            yield structure[0]
+        for part in structure:
+            yield from kinds(part)
+
+
 def describe(structure: Structure) -> str:
     """A short printable form of a structure: ``(*, {'scale': 2.0}, 3)``."""
     if structure is LEAF:
