@@ -85,6 +85,27 @@ def _draws_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RandomUndo, "restore", lambda self: None)
 
 
+@mutation("undo.host_draws_are_kept")
+def _host_draws_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.undo import HostDraws
+
+    monkeypatch.setattr(HostDraws, "restore", lambda self: None)
+
+
+@mutation("key.equal_objects_are_two")
+def _equal_objects_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+
+    monkeypatch.setattr(served, "repeats_of", lambda tensors: ())
+
+
+@mutation("key.parameters_are_tensors")
+def _parameters_are_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "PARAMETER", tree.LEAF)
+
+
 @mutation("calls.schema_is_trusted")
 def _schema_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import calls

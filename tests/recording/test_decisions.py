@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -102,6 +103,20 @@ def test_sizes_of_a_call() -> None:
         made.sizes_of([torch.zeros(4), torch.zeros(6, 6)])
     with pytest.raises(ConfigError, match="has 1 tensors"):
         made.sizes_of([torch.zeros(4)])
+
+
+def test_why_sizes_differ() -> None:
+    made = region(grows={0: {0: Grows(A)}, 1: {0: Grows(A, plus=1), 1: Grows(B, times=2)}})
+    assert made.why_sizes_differ([torch.zeros(4), torch.zeros(5, 6)]) is None
+    for second, match in (
+        (torch.zeros(6, 6), "axis 'a' is 4 and, by input 1, 5"),
+        (torch.zeros(5, 3), r"dimension 1 of input 1 has 3 elements; expected 2 \* b"),
+        (torch.zeros(0, 4), r"dimension 0 of input 1 has 0 elements; expected a \+ 1"),
+    ):
+        reason = made.why_sizes_differ([torch.zeros(4), second])
+        assert reason is not None and re.fullmatch(match, reason)
+    with pytest.raises(ConfigError, match="dimension 1 of input 1 grows, but the input has 1"):
+        made.why_sizes_differ([torch.zeros(4), torch.zeros(5)])
 
 
 def test_counters_lose_nothing() -> None:

@@ -202,6 +202,7 @@ class Graphed:
             writes=frozenset(numbers[name] for name in self._writes),
             state=self._state,
             gate_inputs=self._gate_inputs,
+            asks_identity=True,
         )
 
     def _numbers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:

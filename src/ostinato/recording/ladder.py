@@ -103,6 +103,15 @@ class Grows:
     plus: int = 0
     fill: float | Axis = 0
 
+    def fits(self, length: int) -> bool:
+        """True when a dimension of ``length`` elements follows the axis."""
+        return length >= self.plus and (length - self.plus) % self.times == 0
+
+    def __str__(self) -> str:
+        times = f"{self.times} * " if self.times != 1 else ""
+        plus = f" + {self.plus}" if self.plus else ""
+        return f"{times}{self.axis.name}{plus}"
+
     def axis_size(self, length: int) -> int:
         """How much of the axis a dimension of ``length`` elements means."""
         size, rest = divmod(length - self.plus, self.times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from ostinato import state
@@ -19,6 +20,7 @@ from ostinato.recording.order import Order
 from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe
 from ostinato.recording.results import Results
 from ostinato.recording.spec import TensorSpec
+from ostinato.recording.undo import HostDraws
 
 TIMED_CALLS = 3
 
@@ -144,19 +146,27 @@ class Recorder:
     def _probe(
         self, order: Order, generation: Generation, inputs: StaticInputs
     ) -> tuple[Probe, Results]:
-        region = order.region
-        made: Probe = generation.pool.warm_up(
-            lambda: probe(
-                lambda: order.invoke(inputs.tensors),
-                inputs.tensors,
-                state=region.state,
-                writes=region.writes,
-                max_state_bytes=MAX_STATE_BYTES,
+        region, host = order.region, HostDraws()
+
+        def attempt() -> Probe:
+            made: Probe = generation.pool.warm_up(
+                lambda: probe(
+                    lambda: order.invoke(inputs.tensors),
+                    inputs.tensors,
+                    state=region.state,
+                    writes=region.writes,
+                    max_state_bytes=MAX_STATE_BYTES,
+                    host=host,
+                )
             )
-        )
+            return made
+
+        made = _unless_others_draw(attempt, host)
         made.restore()
         order.ledger.learn(made.reads, tree.kinds(order.key.structure))
         self._require_watched(order)
+        if order.key.modes[1] and order.ledger.requires_grad():
+            raise RecordingRefused("a gradient may be needed", rule="grad")
         outside = [*order.ledger.tensors, *made.reads]
         results = Results(made.result, inputs.tensors, outside)
         return replace(made, result=None), results
@@ -218,6 +228,23 @@ class Recorder:
         entry.hits = 0
         examination.restore()
         return times[0], times[1]
+
+
+def _unless_others_draw(attempt: Callable[[], Probe], host: HostDraws) -> Probe:
+    """Try again where the host's generators moved: another thread may have drawn from them. Who
+    draws each time draws; what it drew is given back then.
+    """
+    try:
+        for is_last in (False, False, True):
+            try:
+                return attempt()
+            except RecordingRefused as refused:
+                if is_last or refused.rule != "host-random":
+                    raise
+    except BaseException:
+        host.restore()
+        raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _outside(order: Order, made: Probe) -> frozenset[int]:
