@@ -281,6 +281,19 @@ def _unwatched_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "_require_watched", lambda self, order: None)
 
 
+@mutation("parameters.first_numbers_stay")
+def _first_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.graphed import Graphed
+
+    original = Graphed._served_for
+
+    def served_for(self: Any, args: Any, kwargs: Any) -> Any:
+        _, call = original(self, args, kwargs)
+        return next(iter(self._served.values())), call
+
+    monkeypatch.setattr(Graphed, "_served_for", served_for)
+
+
 @mutation("key.values_without_type")
 def _values_without_type(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import tree

@@ -43,11 +43,13 @@ Sizes = Mapping[Axis, int]
 class Served:
     """A region with its recordings, ledger and counters on one runner."""
 
-    def __init__(self, runner: Runner, region: Region, config: GraphConfig) -> None:
+    def __init__(
+        self, runner: Runner, region: Region, config: GraphConfig, counters: Counters
+    ) -> None:
         self.runner = runner
         self.region = region
         self.config = config
-        self.counters = Counters()
+        self.counters = counters
         self.ledger = Ledger(region.fn, is_private=region.is_private)
         self.recordings = Collection(runner, region, config, self.ledger, self.counters)
         self._lane = runner.lane
