@@ -499,6 +499,19 @@ def _aliases_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_storage", lambda tensor: 0)
 
 
+@mutation("results.rungs_come_apart")
+def _rungs_come_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.results import Results
+
+    original = Results.cut
+
+    def cut(self: Results, *args: Any) -> Any:
+        self._is_shared = [False] * len(self._groups)
+        return original(self, *args)
+
+    monkeypatch.setattr(Results, "cut", cut)
+
+
 @mutation("served.blind_to_others")
 def _blind_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import graphed, served

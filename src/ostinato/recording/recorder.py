@@ -200,6 +200,7 @@ class Recorder:
     def _examine(self, order: Order, entry: Entry, made: Probe) -> None:
         examination = Examination(order, entry, made, self._backend)
         if order.rung is not None:
+            entry.results.require_relations(order.region.grows)
             entry.result_growth = order.result_growth or examination.result_growth()
         if order.config.verify != "off":
             entry.verdict = examination.verdict()
