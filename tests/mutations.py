@@ -85,6 +85,27 @@ def _draws_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RandomUndo, "restore", lambda self: None)
 
 
+@mutation("undo.host_draws_are_kept")
+def _host_draws_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.undo import HostDraws
+
+    monkeypatch.setattr(HostDraws, "restore", lambda self: None)
+
+
+@mutation("key.equal_objects_are_two")
+def _equal_objects_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import served
+
+    monkeypatch.setattr(served, "repeats_of", lambda tensors: ())
+
+
+@mutation("key.parameters_are_tensors")
+def _parameters_are_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "PARAMETER", tree.LEAF)
+
+
 @mutation("calls.schema_is_trusted")
 def _schema_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import calls
@@ -244,6 +265,33 @@ def _nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.ledger import Ledger
 
     monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
+
+
+@mutation("ledger.arguments_have_no_code")
+def _arguments_have_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording import tree
+
+    monkeypatch.setattr(tree, "kinds", lambda structure: ())
+
+
+@mutation("recorder.unwatched_is_recorded")
+def _unwatched_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.recorder import Recorder
+
+    monkeypatch.setattr(Recorder, "_require_watched", lambda self, order: None)
+
+
+@mutation("parameters.first_numbers_stay")
+def _first_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.graphed import Graphed
+
+    original = Graphed._served_for
+
+    def served_for(self: Any, args: Any, kwargs: Any) -> Any:
+        _, call = original(self, args, kwargs)
+        return next(iter(self._served.values())), call
+
+    monkeypatch.setattr(Graphed, "_served_for", served_for)
 
 
 @mutation("key.values_without_type")
@@ -449,6 +497,19 @@ def _aliases_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording import results
 
     monkeypatch.setattr(results, "_storage", lambda tensor: 0)
+
+
+@mutation("results.rungs_come_apart")
+def _rungs_come_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.results import Results
+
+    original = Results.cut
+
+    def cut(self: Results, *args: Any) -> Any:
+        self._is_shared = [False] * len(self._groups)
+        return original(self, *args)
+
+    monkeypatch.setattr(Results, "cut", cut)
 
 
 @mutation("served.blind_to_others")

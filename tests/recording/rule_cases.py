@@ -306,6 +306,36 @@ def write_input_by_out(x: torch.Tensor) -> Any:
     torch.add(x, 1, out=x)
 
 
+@refused("description")
+def place_in_storage(x: torch.Tensor) -> Any:
+    return x * x.storage_offset()
+
+
+@refused("description")
+def place_of_view(x: torch.Tensor) -> Any:
+    return x * x[1:].storage_offset()
+
+
+@refused("description")
+def strided_from_the_start(x: torch.Tensor) -> Any:
+    return torch.as_strided(x, (2,), (1,), 0) + 1
+
+
+@refused("description")
+def base(x: torch.Tensor) -> Any:
+    return x if x._base is None else x + 1
+
+
+@refused("description")
+def made_in_inference_mode(x: torch.Tensor) -> Any:
+    return x if x.is_inference() else x + 1
+
+
+@refused("description")
+def negated(x: torch.Tensor) -> Any:
+    return x if torch.is_neg(x) else x + 1
+
+
 @refused("rebind")
 def assign_data(x: torch.Tensor) -> Any:
     x.data = torch.zeros(2)

@@ -42,8 +42,10 @@ def serving(
         runner.close()
 
 
-def settle(served: Served) -> None:
+def settle(served: Served | Graphed) -> None:
     """Wait until what is recorded off the path has been recorded."""
+    if isinstance(served, Graphed):
+        served = next(iter(served._served.values()))
     served.runner.lane.run_when_idle(lambda: None).result(timeout=60)
 
 

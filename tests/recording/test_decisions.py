@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import re
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +19,7 @@ import ostinato
 from ostinato.errors import ConfigError, RecordingRefused
 from ostinato.recording.admission import DirectTimes, best_of, is_worth_it
 from ostinato.recording.config import CPU_BUDGET_BYTES, GraphConfig, resolve_budget
+from ostinato.recording.graphed import Graphed
 from ostinato.recording.growth import infer, lengths
 from ostinato.recording.ladder import Axis, Grows
 from ostinato.recording.region import Region
@@ -104,6 +109,20 @@ def test_sizes_of_a_call() -> None:
         made.sizes_of([torch.zeros(4)])
 
 
+def test_why_sizes_differ() -> None:
+    made = region(grows={0: {0: Grows(A)}, 1: {0: Grows(A, plus=1), 1: Grows(B, times=2)}})
+    assert made.why_sizes_differ([torch.zeros(4), torch.zeros(5, 6)]) is None
+    for second, match in (
+        (torch.zeros(6, 6), "axis 'a' is 4 and, by input 1, 5"),
+        (torch.zeros(5, 3), r"dimension 1 of input 1 has 3 elements; expected 2 \* b"),
+        (torch.zeros(0, 4), r"dimension 0 of input 1 has 0 elements; expected a \+ 1"),
+    ):
+        reason = made.why_sizes_differ([torch.zeros(4), second])
+        assert reason is not None and re.fullmatch(match, reason)
+    with pytest.raises(ConfigError, match="dimension 1 of input 1 grows, but the input has 1"):
+        made.why_sizes_differ([torch.zeros(4), torch.zeros(5)])
+
+
 def test_counters_lose_nothing() -> None:
     counters = Counters()
     route = Route("direct", "x")
@@ -140,6 +159,14 @@ def test_a_snapshot_is_frozen() -> None:
         {"ladder_ratio": 1.0},
         {"budget_bytes": 0},
         {"tolerance": 0.0},
+        {"min_hits": "2"},
+        {"min_hits": 1.5},
+        {"promote_hits": True},
+        {"ladder_ratio": "1.5"},
+        {"ladder_ratio": float("inf")},
+        {"budget_bytes": 1e9},
+        {"tolerance": "small"},
+        {"cache_dir": 5},
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, Any]) -> None:
@@ -164,6 +191,90 @@ def test_graph_says_what_is_wrong_with_its_arguments() -> None:
         ostinato.graph(lambda x: x, writes=["z"])
     with pytest.raises(ConfigError, match="not been called"):
         ostinato.graph(lambda x: x).stats()
+
+
+def test_stats_and_why_outlive_close() -> None:
+    served = ostinato.graph(lambda x: x * 2, config=GraphConfig(min_hits=1))
+    for _ in range(3):
+        served(torch.ones(2))
+    before = served.stats()
+    served.close()
+    after = served.stats()
+    assert (after.calls, after.num_recorded) == (before.calls, before.num_recorded)
+    assert (before.num_recordings, after.num_recordings, after.bytes_held) == (1, 0, 0)
+    assert served.why() == EXACT
+    served.close()
+    served(torch.ones(2))
+    assert served.stats().calls["exact"] == 4 and served.stats().num_recordings == 1
+
+
+def test_attributes_are_set_on_what_is_wrapped() -> None:
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor: float = 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    module = Scale()
+    served = ostinato.graph(module, config=GraphConfig(min_hits=1))
+    assert [served(torch.ones(1)).item() for _ in range(3)] == [2.0] * 3
+    served.factor = 3.0
+    assert module.factor == 3.0 and served(torch.ones(1)).item() == 3.0
+    with pytest.raises(AttributeError, match="set it on what was given"):
+        served._private = 1
+    del served.factor
+    assert not hasattr(module, "factor") and not hasattr(served, "factor")
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), factor), requires_grad=False)
+
+    @ostinato.graph(config=GraphConfig(min_hits=1))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+    @ostinato.graph(config=GraphConfig(min_hits=1), writes=["cache"])
+    def add(self, cache: torch.Tensor) -> torch.Tensor:
+        return cache.add_(self.weight)
+
+    shared = ostinato.graph(torch.nn.Softsign())
+
+
+def test_methods_are_decorated() -> None:
+    layers = [Layer(2.0), Layer(3.0)]
+    layers.append(copy.deepcopy(layers[0]))
+    layers[2].weight.fill_(4.0)
+    for _ in range(3):
+        answers = [layer(torch.ones(2))[0].item() for layer in layers]
+        assert answers == [2.0, 3.0, 4.0]
+    assert [layer.forward.stats().calls["exact"] for layer in layers] == [3, 3, 3]
+    again = copy.deepcopy(layers[0])
+    again.weight.fill_(5.0)
+    assert again(torch.ones(2))[0].item() == 5.0 and layers[0](torch.ones(2))[0].item() == 2.0
+    cache = torch.zeros(2)
+    for _ in range(3):
+        layers[0].add(cache)
+    assert cache.tolist() == [6.0, 6.0] and layers[0].add.why().route == "exact"
+    assert isinstance(Layer.forward, Graphed) and layers[0].shared is layers[1].shared
+    gone = weakref.ref(layers.pop())
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_method_of_an_object_without_attributes() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        @ostinato.graph
+        def double(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with pytest.raises(ConfigError, match="which has no __dict__"):
+        Slotted().double(torch.ones(1))
 
 
 def test_graph_is_a_decorator_and_passes_attributes_through() -> None:

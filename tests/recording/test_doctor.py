@@ -240,6 +240,29 @@ def test_a_report_reads_well() -> None:
         assert part in str(report) and part in text
 
 
+def test_what_stands_around_a_lambda_is_not_its_source() -> None:
+    stream = io.StringIO()
+    print(doctor(lambda x: x * 2, example()), doctor(lambda x: x + 1, example()), file=stream)
+    assert "print()" not in stream.getvalue()
+    never, other = (lambda x: -x if len(x) < 99 else x.item()), (lambda x: x * 2)
+    assert [f.detail for f in doctor(never, example()).findings] == ["item()"]
+    assert not doctor(other, example()).findings
+
+
+def decorate(fn: Any) -> Any:
+    print("at definition", file=io.StringIO())
+    return fn
+
+
+@decorate(decorate(print) and (lambda fn: fn))
+def decorated(x: T) -> T:
+    return x * 2
+
+
+def test_a_decorator_is_not_the_source_of_what_it_decorates() -> None:
+    assert not doctor(decorated, example()).findings
+
+
 def test_the_public_name_and_what_it_refuses() -> None:
     assert ostinato.doctor is doctor
     with pytest.raises(ConfigError, match="3"):

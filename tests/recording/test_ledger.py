@@ -241,7 +241,7 @@ def test_a_watched_tensor_from_nowhere() -> None:
     hidden = {"a": torch.ones(2)}
     ledger = Ledger(lambda x: x)
     assert ledger.tensors == []
-    ledger.watch([hidden["a"]])
+    ledger.learn([hidden["a"]])
     before = ledger.check()
     assert [id(t) for t in ledger.tensors] == [id(hidden["a"])]
     hidden["a"] = torch.zeros(2)

@@ -22,6 +22,10 @@ CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
     "grown": lambda t: t.resize_(100),
     "freed": lambda t: t.untyped_storage().resize_(0),
     "unsqueezed": lambda t: t.unsqueeze_(0),
+    "dtype": lambda t: setattr(t, "data", t.data.view(torch.int32)),
+    "negated": lambda t: setattr(t, "data", torch._neg_view(t.data)),
+    "conjugated": lambda t: setattr(t, "data", torch.ones(2, 3, dtype=torch.cfloat).conj()),
+    "attribute": lambda t: setattr(t, "scale", 2.0),
     "swapped": lambda t: torch.utils.swap_tensors(t, torch.zeros(2, 3)),
 }
 

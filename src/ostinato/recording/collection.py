@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_COUNTED_KEYS = 65_536
 MAX_KNOWN_KEYS = 4096
+MAX_STRAY_CALLS = 8
+"""After so many calls in a row that read other Python values each, it is said that they change."""
 MAX_REFUSED_VARIANTS = 3
 """After so many refusals under other Python values a call is not tried again."""
 
@@ -59,6 +62,7 @@ class Collection:
         self.denied: dict[Key, str] = {}
         self._families: dict[Key, Family] = {}
         self._hits: dict[Key, int] = {}
+        self._num_strays: Counter[Key] = Counter()
         self._num_refusals: dict[Key, int] = {}
         self._pending: set[Hashable] = set()
 
@@ -82,7 +86,12 @@ class Collection:
         """How often the key was asked for and not yet there, this time included."""
         if len(self._hits) >= MAX_COUNTED_KEYS:
             self._hits.clear()
+            self._num_strays.clear()
         self._hits[key] = self._hits.get(key, 0) + 1
+        if self._hits[key] == 1:
+            self._num_strays[_steady(key)] += 1
+        else:
+            self._num_strays.pop(_steady(key), None)
         return self._hits[key]
 
     def entries(self) -> list[Entry]:
@@ -105,6 +114,9 @@ class Collection:
             denied = self.family(request.key).denied
             if denied and self._config.mode == "ladder":
                 return f"refused: {next(iter(denied.values()))}"
+        if self._num_strays[_steady(request.key)] >= MAX_STRAY_CALLS:
+            changes = "; ".join(self._ledger.changes[:3])
+            return f"the Python values that it reads change with every call: {changes}"
         return "not recorded yet"
 
     # -- making ---------------------------------------------------------------------------------
@@ -265,6 +277,7 @@ class Collection:
             self._runner.cache.drop(entry.generation, entry)
         for some in (self.exact, self._families, self.denied, self._hits, self._num_refusals):
             some.clear()
+        self._num_strays.clear()
 
 
 def rung_of(family_axes: Sequence[Any], sizes: Mapping[Any, int]) -> Rung:

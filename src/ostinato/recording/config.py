@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -47,13 +48,24 @@ class GraphConfig:
     def __post_init__(self) -> None:
         _require(self.mode in MODES, "mode", self.mode, f"one of {', '.join(MODES)}")
         _require(self.verify in VERIFIES, "verify", self.verify, f"one of {', '.join(VERIFIES)}")
-        _require(self.min_hits >= 1, "min_hits", self.min_hits, "at least 1")
-        _require(self.promote_hits >= 1, "promote_hits", self.promote_hits, "at least 1")
-        _require(self.ladder_ratio > 1.0, "ladder_ratio", self.ladder_ratio, "above 1")
-        if self.budget_bytes is not None:
-            _require(self.budget_bytes > 0, "budget_bytes", self.budget_bytes, "above 0")
-        if self.tolerance is not None:
-            _require(self.tolerance > 0, "tolerance", self.tolerance, "above 0")
+        for name in ("min_hits", "promote_hits", "budget_bytes"):
+            value = getattr(self, name)
+            if value is not None or name != "budget_bytes":
+                _require(
+                    type(value) is int and value >= 1, name, value, "a whole number of at least 1"
+                )
+        ratio, tolerance = self.ladder_ratio, self.tolerance
+        _require(_is_number(ratio) and ratio > 1.0, "ladder_ratio", ratio, "a number above 1")
+        if tolerance is not None:
+            is_right = _is_number(tolerance) and tolerance > 0
+            _require(is_right, "tolerance", tolerance, "a number above 0")
+        if self.cache_dir is not None:
+            is_right = isinstance(self.cache_dir, (str, Path))
+            _require(is_right, "cache_dir", self.cache_dir, "a path")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
 def _require(is_right: bool, name: str, value: object, expected: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from ostinato.errors import UnkeyableArgument
 from ostinato.recording import tree
 from ostinato.recording.calls import has_storage, storage_key, tensors_in
-from ostinato.recording.survey import Survey
+from ostinato.recording.places import Survey
 
 Breach = tuple[str, str]
 

@@ -53,12 +53,6 @@ _REFUSED = (
         "keep the state in a buffer that is written in place, or pass it in and return it",
     ),
     Rule(
-        "host-random",
-        "random, numpy.random, os.urandom",
-        "draws on the host; a replay would repeat the first draw",
-        "draw with torch on the tensors' device, or draw outside and pass the value in",
-    ),
-    Rule(
         "unkeyable",
         "an argument that has no exact place in a key",
         "cannot be told apart from others of its kind, so no recording could be chosen by it",

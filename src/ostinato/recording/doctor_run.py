@@ -35,6 +35,7 @@ class Run:
     """What one run showed. ``error`` is the exception that ended it early, if one did."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], on_breach: OnBreach, is_pretended: bool):
+        self.inputs = tuple(inputs)
         self.operations: list[Operation] = []
         self.result: Any = None
         self.error: BaseException | None = None
@@ -101,7 +102,7 @@ class _Examiner(Observer):
     """Collects, keeps the operators, and lets CPU tensors stand for GPU tensors."""
 
     def __init__(self, run: Run, pretence: Pretence | None) -> None:
-        super().__init__(run.on_finding, _Watch(run))
+        super().__init__(run.on_finding, _Watch(run), run.inputs)
         self._run_of = run
         self._pretence = pretence
 

@@ -86,12 +86,35 @@ class Sources:
         for code in self._codes:
             try:
                 lines, first = inspect.getsourcelines(code)
-                tree = ast.parse(textwrap.dedent("".join(lines)))
+                source = textwrap.dedent("".join(lines))
+                tree = ast.parse(source)
             except (OSError, TypeError, SyntaxError, IndentationError):
                 continue  # made by exec, or a lambda inside an expression
             ast.increment_lineno(tree, first - 1)
-            trees.append((code.co_filename, tree))
+            shift = len(lines[0]) - len(source.splitlines(keepends=True)[0])
+            trees += [(code.co_filename, part) for part in _body(tree, code, shift)]
         return trees
+
+
+def _body(tree: ast.AST, code: CodeType, shift: int) -> Iterator[ast.AST]:
+    """The parts of a parsed statement that this code runs: not a decorator, and not the call that a
+    lambda stands in. The source was moved to the left by ``shift`` columns.
+    """
+    if code.co_name != "<lambda>":
+        for node in ast.walk(tree):
+            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if is_function and node.name == code.co_name:  # type: ignore[attr-defined]
+                yield from node.body  # type: ignore[attr-defined]
+                return
+        yield tree
+        return
+    starts = [(p[0], p[2]) for p in code.co_positions() if p[0] is not None and p[3]]
+    begin = min(starts, default=(code.co_firstlineno, None))  # no columns: -X no_debug_ranges
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda):
+            at = (node.body.lineno, begin[1] and node.body.col_offset + shift)
+            if at == begin:
+                yield node.body
 
 
 def _suspicion(node: ast.AST) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ostinato.recording.survey import Slot, Survey, attributes_of
+from ostinato.recording.places import Slot, Survey, attributes_of
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)  # others may compute what they hold

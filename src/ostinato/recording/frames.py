@@ -9,10 +9,9 @@ from types import FrameType
 
 import torch
 
-_OWN = (
-    os.path.dirname(os.path.abspath(torch.__file__)),
-    os.path.dirname(os.path.abspath(__file__)),
-)
+TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+RECORDER = os.path.dirname(os.path.abspath(__file__))
+_OWN = (TORCH, RECORDER)
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
@@ -41,13 +40,15 @@ def location_of(frame: FrameType) -> str:
 
 
 def is_torch(path: str) -> bool:
-    return path.startswith(_OWN[0] + os.sep)
+    return path.startswith(TORCH + os.sep)
 
 
-def called_from_torch(depth: int) -> bool:
-    """True if the frame ``depth`` levels above the caller of this function is torch's own code."""
-    frame = sys._getframe(depth + 1)
-    return is_torch(frame.f_code.co_filename)
+def called_from(*folders: str) -> bool:
+    """True if the torch function that a function mode looks at was called by code of a folder."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name in ("function", "__torch_function__"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(folders)
 
 
 def is_machinery(path: str) -> bool:

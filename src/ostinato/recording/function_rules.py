@@ -6,10 +6,12 @@ Yields like ``operator_rules``: it never raises and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 
+from ostinato.recording.calls import has_storage, storage_key
 from ostinato.recording.operator_rules import Breach
 
 _T = torch.Tensor
@@ -34,6 +36,16 @@ _ALWAYS: dict[Any, Breach] = {
     _T.new_tensor: ("baked-data", "new_tensor()"),
     torch.tensor: ("baked-data", "torch.tensor()"),
 }
+_DESCRIPTIONS: dict[Any, str] = {
+    _T.storage_offset: "storage_offset()",
+    _T.untyped_storage: "untyped_storage()",
+    _T.storage: "storage()",
+    _property("_base", "__get__"): "_base",
+    **dict.fromkeys((_T.is_inference, torch.is_inference), "is_inference()"),
+    **dict.fromkeys((_T.is_conj, torch.is_conj), "is_conj()"),
+    **dict.fromkeys((_T.is_neg, torch.is_neg), "is_neg()"),
+}
+_STRIDED = (_T.as_strided, torch.as_strided, _T.as_strided_, torch.as_strided_)
 _CONVERTERS = {torch.as_tensor: "torch.as_tensor()", torch.asarray: "torch.asarray()"}
 _SPLITS = (torch.tensor_split, _T.tensor_split)
 _MOVES = {_T.to: "to()", _T.cuda: "cuda()"}
@@ -53,6 +65,21 @@ def function_breach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if func in _MOVES:
         return _move_breach(func, args, kwargs)
     return None
+
+
+def description_breach(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: AbstractSet[int]
+) -> Breach | None:
+    """A question about an input whose answer is in no key; ``inputs`` are their storages."""
+    try:
+        name = _DESCRIPTIONS.get(func)
+        if name is None and func in _STRIDED and (len(args) > 3 or "storage_offset" in kwargs):
+            name = "as_strided() at an offset in the storage"
+    except TypeError:
+        return None
+    if name is None or not args or not isinstance(args[0], _T) or not has_storage(args[0]):
+        return None
+    return ("description", f"{name} of an input") if storage_key(args[0]) in inputs else None
 
 
 def sets_python_number(func: Any, args: tuple[Any, ...]) -> bool:

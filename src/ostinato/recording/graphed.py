@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import threading
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,19 +14,16 @@ from ostinato.errors import ConfigError, RecordingRefused
 from ostinato.recording import tree
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
-from ostinato.recording.ladder import Axis, Grows
 from ostinato.recording.lane import log
+from ostinato.recording.parameters import GrowsByName, Numbers, Parameters
 from ostinato.recording.region import GateInputs, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.served import Served
-from ostinato.recording.stats import Route, Stats
+from ostinato.recording.stats import Counters, Route, Stats
 from ostinato.state import is_active
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of one call."""
-
-GrowsByName = Mapping[str, Mapping[int, Grows | Axis]]
-"""Parameter name -> dimension -> how it grows."""
 
 _runners: dict[tuple[torch.device, int | None], Runner] = {}
 _runners_lock = threading.Lock()
@@ -45,11 +43,21 @@ def shared_runner(device: torch.device, config: GraphConfig) -> Runner:
         return _runners[key]
 
 
+_OWN = frozenset(
+    f"_{name}"
+    for name in (
+        *("fn", "name", "config", "grows", "writes", "parameters", "state", "gate_inputs"),
+        *("counters", "served", "only", "last_stats", "attribute", "lock"),
+    )
+)
+
+
 class Graphed:
     """A callable whose calls are recorded once and replayed. Call it like the original.
 
-    Results are the caller's own. Attributes of a module pass through. Inside another recording, a
-    trace or a foreign capture it is the plain callable.
+    Results are the caller's own. Attributes of a module pass through, also when they are set. As a
+    decorator of a method it serves each object by recordings of its own. Inside another recording,
+    a trace or a foreign capture it is the plain callable.
     """
 
     def __init__(
@@ -65,6 +73,13 @@ class Graphed:
     ) -> None:
         if not callable(fn):
             raise ConfigError(f"graph() got {fn!r}; expected a callable or a module")
+        if not isinstance(config, GraphConfig):
+            raise ConfigError(f"config is {config!r}; expected a GraphConfig")
+        if isinstance(writes, str):
+            raise ConfigError(f"writes is {writes!r}; expected names in a list")
+        for held in state:
+            if not isinstance(held, torch.Tensor):
+                raise ConfigError(f"state holds {held!r}; expected tensors")
         if config.mode == "ladder" and not grows:
             raise ConfigError(
                 "mode='ladder' needs a description of what grows; expected "
@@ -74,55 +89,59 @@ class Graphed:
         self._fn = fn
         self._name = name or str(getattr(fn, "__qualname__", type(fn).__qualname__))
         self._config = config
-        self._grows = dict(grows or {})
+        self._grows = grows
         self._writes = tuple(writes)
+        self._parameters = Parameters(fn, self._name, grows or {}, self._writes)
         self._state = tuple(state)
         self._gate_inputs = gate_inputs
-        self._served: dict[torch.device, Served] = {}
+        self._counters = Counters()
+        self._served: dict[Numbers, Served] = {}
         self._only: Served | None = None
+        self._last_stats: Stats | None = None
+        self._attribute: str | None = None
         self._lock = threading.Lock()
-        self._is_named = bool(self._grows or self._writes)
-        self._signature = inspect.signature(_called(fn)) if self._is_named else None
-        self._check_names()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_active():
             return self._fn(*args, **kwargs)
         served = self._only
-        if served is not None and not self._is_named:
+        if served is not None:
             return served.call(args, kwargs)
-        args, kwargs = self._bound(args, kwargs)
-        return self._served_for(args, kwargs).call(args, kwargs)
+        served, call = self._served_for(args, kwargs)
+        return served.call(*call)
 
     def record(self, *args: Any, **kwargs: Any) -> Graphed:
         """Record now for calls like this one, or, with ``grows``, the whole ladder, largest first.
 
         Raises ``RecordingRefused`` with rule, place and fix when it cannot be recorded.
         """
-        args, kwargs = self._bound(args, kwargs)
-        self._served_for(args, kwargs).record(args, kwargs)
+        served, call = self._served_for(args, kwargs)
+        served.record(*call)
         return self
 
     def borrow(self, *args: Any, **kwargs: Any) -> Any:
         """Like a call, but a recorded result is the static one: valid until the next replay of
         its key.
         """
-        args, kwargs = self._bound(args, kwargs)
-        return self._served_for(args, kwargs).call(args, kwargs, borrow=True)
+        served, call = self._served_for(args, kwargs)
+        return served.call(*call, borrow=True)
 
     def why(self) -> Route | None:
         """How this thread's last call was served, and why; None before its first."""
-        return self._only.counters.last() if self._only is not None else None
+        return self._counters.last()
 
     def stats(self) -> Stats:
-        """Counters and bytes of this callable, with its device's totals. Raises before the first
-        call.
+        """Counters and bytes of this callable, with its device's totals; after ``close`` as it left
+        them. Raises before the first call.
         """
-        if self._only is None:
+        served = list(self._served.values())
+        if served:
+            return served[0].runner.stats(*served)
+        if self._last_stats is None:
             raise ConfigError(
                 f"{self._name} has not been called yet; expected a call before stats()"
             )
-        return self._only.runner.stats(self._only)
+        return self._last_stats
 
     def recordings(self) -> list[Entry]:
         """Every recording in service."""
@@ -130,100 +149,120 @@ class Graphed:
 
     def close(self) -> None:
         """Free the recordings of this callable. Later calls record anew."""
-        for served in self._served.values():
-            served.close()
-        self._served.clear()
-        self._only = None
+        with self._lock:
+            served = list(self._served.values())
+            for some in served:
+                some.close()
+            if served:
+                self._last_stats = served[0].runner.stats(*served)
+            self._served.clear()
+            self._only = None
+
+    # -- in place of what it wraps --------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._fn, name)
 
-    # -- from names to numbers ------------------------------------------------------------------
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN or name.startswith("__"):
+            object.__setattr__(self, name, value)
+        elif name.startswith("_"):
+            raise AttributeError(
+                f"{name!r} cannot be set here; set it on what was given to graph()"
+            )
+        else:
+            setattr(self._fn, name, value)
 
-    def _check_names(self) -> None:
-        if self._signature is None:
-            return
-        known = list(self._signature.parameters)
-        for name in (*self._grows, *self._writes):
-            if name not in known:
-                raise ConfigError(
-                    f"{self._name} has no parameter {name!r}; expected one of {', '.join(known)}"
-                )
+    def __delattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        delattr(self._fn, name)
 
-    def _bound(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """One spelling for a call, so that numbered inputs are the same ones each time."""
-        if self._signature is None:
-            return args, dict(kwargs)
-        bound = self._signature.bind(*args, **kwargs)
-        return bound.args, bound.kwargs
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
 
-    def _served_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Served:
-        if self._only is not None:
-            return self._only
-        with self._lock:
-            return self._only or self._begin(args, kwargs)
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method: each object gets recordings of its own, kept beside its attributes."""
+        is_method = isinstance(self._fn, types.FunctionType)  # other callables bind nothing
+        if instance is None or self._attribute is None or not is_method:
+            return self
+        try:
+            kept = instance.__dict__
+        except AttributeError:
+            raise ConfigError(
+                f"{self._name} is a method of a {type(instance).__qualname__}, which has no "
+                "__dict__; expected an object that can keep its recordings"
+            ) from None
+        bound = self._copy_for(types.MethodType(self._fn, instance))
+        return kept.setdefault(self._attribute, bound)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Served:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graphed:
+        return self._copy_for(copy.deepcopy(self._fn, memo))
+
+    def _copy_for(self, fn: Callable[..., Any]) -> Graphed:
+        """The same settings for another callable; no recordings."""
+        return Graphed(
+            fn,
+            name=self._name,
+            config=self._config,
+            grows=self._grows,
+            writes=self._writes,
+            state=self._state,
+            gate_inputs=self._gate_inputs,
+        )
+
+    # -- in service -----------------------------------------------------------------------------
+
+    def _served_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Served, Call]:
+        """The region for calls whose named parameters have these numbers, made at first sight, and
+        the call in its one spelling.
+        """
+        args, kwargs, numbers = self._parameters.bound(args, kwargs)
+        served = self._served.get(numbers)
+        if served is None:
+            with self._lock:
+                served = self._served.get(numbers) or self._begin(args, kwargs, numbers)
+        return served, (args, kwargs)
+
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], numbers: Numbers) -> Served:
         """Put the callable in service where its first call computes; under the lock."""
-        tensors: list[torch.Tensor] = []
-        tree.flatten((args, dict(kwargs)), tensors)
-        device = self._device(tensors)
-        runner = shared_runner(device, self._config)
-        served = runner.serve(self._region(args, kwargs), self._config)
-        self._served[device] = served
-        self._only = served
+        if self._served:
+            runner = next(iter(self._served.values())).runner
+        else:
+            tensors: list[torch.Tensor] = []
+            tree.flatten((args, dict(kwargs)), tensors)
+            runner = shared_runner(self._device(tensors), self._config)
+        served = runner.serve(self._region(dict(numbers)), self._config, self._counters)
+        self._served[numbers] = served
+        if not self._parameters.are_declared:
+            self._only = served
         return served
 
     def _device(self, tensors: Sequence[torch.Tensor]) -> torch.device:
         """Where the call computes: the first CUDA tensor of the arguments or the module, else the
         CPU.
         """
-        fn = self._fn
-        held = list(fn.parameters()) if isinstance(fn, torch.nn.Module) else []
+        owner = getattr(self._fn, "__self__", self._fn)
+        held = list(owner.parameters()) if isinstance(owner, torch.nn.Module) else []
         for tensor in (*tensors, *held):
             if tensor.is_cuda:
                 return tensor.device
         return torch.device("cpu")
 
-    def _region(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Region:
-        numbers = self._numbers(args, kwargs) if self._is_named else {}
-        grows = {
-            numbers[name]: {dim: g if isinstance(g, Grows) else Grows(g) for dim, g in dims.items()}
-            for name, dims in self._grows.items()
-        }
+    def _region(self, numbers: Mapping[str, int]) -> Region:
+        parameters = self._parameters
+        grown = [name for name in parameters.grows if name in numbers]
         return Region(
             name=self._name,
             fn=self._fn,
-            grows=grows,
-            writes=frozenset(numbers[name] for name in self._writes),
+            grows={numbers[name]: parameters.grows[name] for name in grown},
+            writes=frozenset(numbers[name] for name in parameters.writes if name in numbers),
             state=self._state,
             gate_inputs=self._gate_inputs,
+            asks_identity=True,
         )
-
-    def _numbers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-        """Parameter name -> the number of its tensor among all tensors of a call."""
-        assert self._signature is not None
-        bound = self._signature.bind(*args, **kwargs).arguments
-        numbers: dict[str, int] = {}
-        tensors: list[torch.Tensor] = []
-        for name, value in bound.items():
-            if name in self._grows or name in self._writes:
-                if not isinstance(value, torch.Tensor):
-                    raise ConfigError(
-                        f"{self._name}: parameter {name!r} is a {type(value).__qualname__}; "
-                        "expected a tensor, since it is declared to grow or to be written"
-                    )
-                numbers[name] = len(tensors)
-            tree.flatten(value, tensors, f"argument {name!r}")
-        return numbers
-
-
-def _called(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return fn.forward if isinstance(fn, torch.nn.Module) else fn
 
 
 def graph(
@@ -251,7 +290,7 @@ def graph(
         "name": name,
         "config": config or GraphConfig(),
         "grows": grows,
-        "writes": tuple(writes),
+        "writes": writes if isinstance(writes, str) else tuple(writes),
         "state": tuple(state),
         "gate_inputs": gate_inputs,
     }

@@ -7,7 +7,7 @@ unknown type is an error (see ``tree.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +22,8 @@ class Key(NamedTuple):
 
     ``modes`` are the numeric switches of ``numeric_modes``; ``generation`` counts changes of the
     weights, of training flags and hooks, and of the operators' verdicts; ``addresses`` are those of
-    the inputs that a region reads in place.
+    the inputs that a region reads in place; ``repeats`` says, where one tensor is given twice,
+    where each was given first (``a is b`` may be asked).
     """
 
     structure: tree.Structure
@@ -30,6 +31,7 @@ class Key(NamedTuple):
     modes: tuple[Hashable, ...]
     generation: Hashable = 0
     addresses: tuple[int, ...] = ()
+    repeats: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         modes = ", ".join(
@@ -38,6 +40,8 @@ class Key(NamedTuple):
             if value not in (False, None)
         )
         specs = ", ".join(map(str, self.specs))
+        if self.repeats:
+            specs += f" (the same: {self.repeats})"
         return (
             f"[{specs}] in {describe_call(self.structure)}; {modes}; generation {self.generation}"
         )
@@ -63,6 +67,14 @@ def call_of(
         return (positional, ()), tensors
     named = tuple([(k, tree.flatten(v, tensors, f"argument {k!r}")) for k, v in kwargs.items()])
     return (positional, named), tensors
+
+
+def repeats_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor the number of the first one that is the same object; () where all differ."""
+    if len(tensors) < 2 or len(set(map(id, tensors))) == len(tensors):
+        return ()
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(id(t), i) for i, t in enumerate(tensors)])
 
 
 _C: Any = torch._C

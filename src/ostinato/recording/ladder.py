@@ -79,6 +79,19 @@ class Axis:
     multiple: int = 1
     rungs: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("top", "bottom", "multiple"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(
+                    f"Axis {self.name!r}: {name} is {value!r}; expected a whole number of at "
+                    "least 1"
+                )
+        if self.bottom > self.top:
+            raise ConfigError(
+                f"Axis {self.name!r}: bottom is {self.bottom}; expected at most its top, {self.top}"
+            )
+
     def ladder(self, ratio: float) -> Ladder:
         """The axis's own rungs, or geometric ones of ``ratio``."""
         if self.rungs is not None:
@@ -102,6 +115,27 @@ class Grows:
     times: int = 1
     plus: int = 0
     fill: float | Axis = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.axis, Axis):
+            raise ConfigError(f"Grows.axis is {self.axis!r}; expected an Axis")
+        if type(self.times) is not int or self.times < 1:
+            raise ConfigError(
+                f"Grows.times is {self.times!r}; expected a whole number of at least 1"
+            )
+        if type(self.plus) is not int:
+            raise ConfigError(f"Grows.plus is {self.plus!r}; expected a whole number")
+        if not isinstance(self.fill, (int, float, Axis)):
+            raise ConfigError(f"Grows.fill is {self.fill!r}; expected a number or an Axis")
+
+    def fits(self, length: int) -> bool:
+        """True when a dimension of ``length`` elements follows the axis."""
+        return length >= self.plus and (length - self.plus) % self.times == 0
+
+    def __str__(self) -> str:
+        times = f"{self.times} * " if self.times != 1 else ""
+        plus = f" + {self.plus}" if self.plus else ""
+        return f"{times}{self.axis.name}{plus}"
 
     def axis_size(self, length: int) -> int:
         """How much of the axis a dimension of ``length`` elements means."""

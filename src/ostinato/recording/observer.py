@@ -8,7 +8,7 @@ tensors and, entered inside a ``FakeTensorMode``, on fake ones.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -16,12 +16,20 @@ from torch.overrides import TorchFunctionMode
 
 from ostinato import state
 from ostinato.recording import patches
-from ostinato.recording.calls import Call, storage_key
-from ostinato.recording.frames import called_from_torch, user_location
-from ostinato.recording.function_rules import function_breach, sets_python_number
+from ostinato.recording.calls import Call, has_storage, storage_key
+from ostinato.recording.frames import RECORDER, TORCH, called_from, user_location
+from ostinato.recording.function_rules import (
+    description_breach,
+    function_breach,
+    sets_python_number,
+)
 from ostinato.recording.modes import OperatorMode
 from ostinato.recording.operator_rules import breaches_after, breaches_before
 from ostinato.recording.rules import RULES, Finding
+from ostinato.recording.undo import HostDraws
+
+_MAY_BREAK = {"address": (TORCH,), "description": (TORCH, RECORDER)}
+"""Rules that some code asks about for its own purposes."""
 
 OnFinding = Callable[[Finding], None]
 Report = Callable[[str, str], None]
@@ -46,11 +54,19 @@ class Observer:
     ``first`` is the first finding, kept because the callable may swallow the exception.
     """
 
-    def __init__(self, on_finding: OnFinding = raise_finding, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        on_finding: OnFinding = raise_finding,
+        watch: Watch | None = None,
+        inputs: Sequence[torch.Tensor] = (),
+        host: HostDraws | None = None,
+    ) -> None:
         self.first: Finding | None = None
         self.constants: dict[int, torch.Tensor] = {}
         self._on_finding = on_finding
         self._watch = watch
+        self._inputs = {storage_key(t) for t in inputs if has_storage(t)}
+        self._host = host
         self._operator_depth = 0
         self._is_lenient = False
         self._bakes_number = False
@@ -70,8 +86,14 @@ class Observer:
 
     def split(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run a direct call between pieces: it may do what a recording may not."""
-        with self._flag("_is_lenient"):
-            return fn(*args)
+        if self._host is not None:
+            self._host.look()
+        try:
+            with self._flag("_is_lenient"):
+                return fn(*args)
+        finally:
+            if self._host is not None:
+                self._host.look(is_piece=True)
 
     def report(self, rule: str, detail: str) -> None:
         """A breach of a rule that a direct call between pieces may break."""
@@ -90,7 +112,9 @@ class Observer:
             with self._flag("_bakes_number"):
                 return func(*args, **kwargs)
         breach = function_breach(func, args, kwargs)
-        if breach is not None and not (breach[0] == "address" and called_from_torch(2)):
+        if breach is None:
+            breach = description_breach(func, args, kwargs, self._inputs)
+        if breach is not None and not (called_from(*_MAY_BREAK.get(breach[0], ()))):
             self.report(*breach)
         return func(*args, **kwargs)
 

@@ -23,7 +23,7 @@ from ostinato.recording.calls import (
 from ostinato.recording.frames import user_location
 from ostinato.recording.memory import LiveMemory, OwnTensors
 from ostinato.recording.observer import Observer, Report
-from ostinato.recording.undo import RandomUndo, UndoLog
+from ostinato.recording.undo import HostDraws, RandomUndo, UndoLog
 
 MAX_STATE_BYTES = 64 << 20
 
@@ -56,11 +56,14 @@ class Probe:
     num_operations: int
     _undo: UndoLog = field(repr=False)
     _random: RandomUndo = field(repr=False)
+    _host: HostDraws | None = field(repr=False, default=None)
 
     def restore(self) -> None:
         """Put back undeclared state, written inputs and random generators, byte for byte."""
         self._undo.restore()
         self._random.restore()
+        if self._host is not None and self._host.is_drawn_in_pieces:
+            self._host.restore()
 
 
 def probe(
@@ -70,6 +73,7 @@ def probe(
     state: Iterable[torch.Tensor] = (),
     writes: Iterable[int] = (),
     max_state_bytes: int = MAX_STATE_BYTES,
+    host: HostDraws | None = None,
 ) -> Probe:
     """Run ``body()`` once and report what it did.
 
@@ -77,23 +81,28 @@ def probe(
     positions in ``inputs`` that may be written. Raises ``RecordingRefused`` at the first breach
     of a rule, ``large-state`` before the write that would need more than ``max_state_bytes`` of
     clones; an exception of the body propagates unchanged. In both cases all memory and every
-    random generator is as before.
+    random generator of torch is as before; the host's are put back by who gave ``host``.
     """
     random = RandomUndo()
     tracker = Tracker(inputs, state, writes, max_state_bytes, random)
-    observer = Observer(watch=tracker)
+    host = host or HostDraws()
+    observer = Observer(watch=tracker, inputs=inputs, host=host)
+    host.begin()
     try:
         phase = activity.Activity(activity.Phase.WARM_UP, observer)
         with activity.entering(phase), observer:
             result = body()
             tracker.finish(observer.report)
+            host.look()
+            if host.is_drawn:
+                observer.report("host-random", "a draw of Python's random module or of numpy")
         if observer.first is not None:
             raise observer.first.refusal()
     except BaseException:
         tracker.undo.restore()
         random.restore()
         raise
-    return tracker.summary(result)
+    return tracker.summary(result, host)
 
 
 class Tracker:
@@ -157,7 +166,7 @@ class Tracker:
         for _ in self.undo.moved():
             report("rebind", "an operator that resized a tensor from outside")
 
-    def summary(self, result: Any) -> Probe:
+    def summary(self, result: Any, host: HostDraws | None = None) -> Probe:
         return Probe(
             result=result,
             reads=tuple(self._reads.values()),
@@ -169,6 +178,7 @@ class Tracker:
             num_operations=self._num_operations,
             _undo=self.undo,
             _random=self._random,
+            _host=host,
         )
 
     def _before_write(self, tensor: torch.Tensor, call: Call, report: Report) -> None:

@@ -18,8 +18,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+Words = np.ndarray[Any, np.dtype[np.int64]]
+"""Which words of memory to read, by number."""
+
 _WORD = 8
-_LIST_ITEMS_OFFSET = 3 * _WORD  # CPython: reference count, type, size, pointer to the items
+_TYPE_OFFSET = _WORD  # CPython: reference count, type, size or number of items
+_LENGTH_OFFSET = 2 * _WORD
+_LIST_ITEMS_OFFSET = 3 * _WORD
 
 
 class _AllMemory:
@@ -42,8 +47,35 @@ def _index(address: int) -> int:
     return (address - _WORD) // _WORD
 
 
-def _word(address: int) -> int:
+def word(address: int) -> int:
+    """The word at an address inside an object that the caller keeps alive."""
     return int(_memory()[_index(address)])
+
+
+def indices(addresses: Sequence[int]) -> Words:
+    """The words at these addresses, for ``read``."""
+    return np.array([_index(a) for a in addresses], np.int64)
+
+
+def read(words: Words) -> bytes:
+    """What the words hold now."""
+    found: bytes = _memory()[words].tobytes()
+    return found
+
+
+def type_of(value: Any) -> int:
+    """Where an object's class is written."""
+    return id(value) + _TYPE_OFFSET
+
+
+def length_of(sized: Any) -> int:
+    """Where a dictionary's or a list's length is written."""
+    return id(sized) + _LENGTH_OFFSET
+
+
+def has_length(sized: Any) -> bool:
+    """True for a dictionary or a list whose length lies where this file reads it."""
+    return isinstance(sized, (dict, list)) and word(length_of(sized)) == len(sized)
 
 
 def items_of(values: list[Any]) -> bytes:
@@ -66,7 +98,8 @@ def is_supported() -> bool:
 
 
 class AddressWatch:
-    """The words that say where some tensors' elements lie: storage, pointer, shape, stride.
+    """The words that say where some tensors' elements lie and how they are read: storage, pointer,
+    shape, stride, dtype, dispatch keys (conjugation, negation), and how many attributes they have.
 
     The tensors and their storages are kept alive here, so the words stay readable and no watched
     memory is ever given to somebody else, however the tensors are changed.
@@ -75,26 +108,27 @@ class AddressWatch:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
         self._storages = [t.untyped_storage() for t in tensors]
+        self._attributes = [t.__dict__ for t in tensors]  # made here where a tensor has none yet
         self._facts = list(map(_facts, self._tensors))
         self._words = self._find_words() if is_supported() else None
         self._expected = b"" if self._words is None else self._read(self._words)
 
-    def _find_words(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    def _find_words(self) -> Words | None:
         layout = _layout()
         if layout is None:
             return None
         addresses: list[int] = []
-        for tensor, storage in zip(self._tensors, self._storages, strict=True):
+        held = zip(self._tensors, self._storages, self._attributes, strict=True)
+        for tensor, storage, attributes in held:
             words = layout.words(tensor, storage)
-            if words is None:
+            if words is None or not has_length(attributes):
                 return None
-            addresses += words
-        return np.array([_index(a) for a in addresses], np.int64)
+            addresses += [*words, length_of(attributes)]
+        return indices(addresses)
 
     @staticmethod
-    def _read(words: np.ndarray[Any, np.dtype[np.int64]]) -> bytes:
-        found: bytes = _memory()[words].tobytes()
-        return found
+    def _read(words: Words) -> bytes:
+        return read(words)
 
     def is_unchanged(self) -> bool:
         """True when every tensor still has the storage, memory, shape and stride it had."""
@@ -104,7 +138,16 @@ class AddressWatch:
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.untyped_storage().data_ptr(), tensor.shape, tensor.stride()
+    return (
+        tensor.data_ptr(),
+        tensor.untyped_storage().data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        len(tensor.__dict__),
+    )
 
 
 class _Layout(NamedTuple):
@@ -115,6 +158,7 @@ class _Layout(NamedTuple):
     offset: int
     sizes: int
     strides: int
+    keys: int  # the dispatch keys; the word before them holds the dtype, the device and flags
     pointer: int  # in the storage
 
     def words(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> list[int] | None:
@@ -126,6 +170,7 @@ class _Layout(NamedTuple):
             (id(tensor) + self.implementation, base),
             (base + self.storage, storage._cdata),
             (base + self.offset, tensor.storage_offset()),
+            (base + self.keys, _keys(tensor)),
             (storage._cdata + self.pointer, storage.data_ptr()),
         ]
         if dims <= _INLINE_DIMS:
@@ -133,10 +178,15 @@ class _Layout(NamedTuple):
             expected += [
                 (base + self.strides + _WORD * d, n) for d, n in enumerate(tensor.stride())
             ]
-        is_right = all(_word(address) == value for address, value in expected)
-        return [address for address, _ in expected] if is_right else None
+        kind = base + self.keys - _WORD
+        if not all(word(address) == value for address, value in expected):
+            return None
+        if word(kind) & _DTYPE_BITS != _dtype_number(tensor.dtype, self.keys):
+            return None
+        return [kind, *(address for address, _ in expected)]
 
 
+_DTYPE_BITS = 0xFFFF
 _INLINE_DIMS = 5  # torch keeps more dimensions than these on the heap
 
 
@@ -151,9 +201,30 @@ def _layout() -> _Layout | None:
         _find(base, [37]),
         _find(base, [13, 17]),
         _find(base, [29, 31]),
+        _find_keys(tensor),
         _find(storage._cdata, [storage.data_ptr()], num_words=6),
     )
     return None if None in found else _Layout(*found)  # type: ignore[arg-type]
+
+
+def _keys(tensor: torch.Tensor) -> int:
+    return int(torch._C._dispatch_keys(tensor).raw_repr())
+
+
+@cache
+def _dtype_number(dtype: torch.dtype, keys: int) -> int:
+    return word(torch.empty(0, dtype=dtype)._cdata + keys - _WORD) & _DTYPE_BITS
+
+
+def _find_keys(tensor: torch.Tensor) -> int | None:
+    """Offset of the dispatch keys, if the word before it tells dtypes apart and nothing else."""
+    found = _find(tensor._cdata, [_keys(tensor)])
+    if not found:
+        return None
+    dtypes = (torch.float32, torch.int32, torch.float64, torch.complex64, torch.bool)
+    words = [word(torch.empty(0, dtype=d)._cdata + found - _WORD) for d in dtypes]
+    tells = len({w & _DTYPE_BITS for w in words}) == len(dtypes)
+    return found if tells and len({w & ~_DTYPE_BITS for w in words}) == 1 else None
 
 
 def _find(start: int, values: list[int], num_words: int = 24) -> int | None:
@@ -161,6 +232,6 @@ def _find(start: int, values: list[int], num_words: int = 24) -> int | None:
     size.
     """
     for k in range(num_words - len(values)):
-        if all(_word(start + (k + j) * _WORD) == v for j, v in enumerate(values)):
+        if all(word(start + (k + j) * _WORD) == v for j, v in enumerate(values)):
             return k * _WORD
     return None

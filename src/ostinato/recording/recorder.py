@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from ostinato import state
 from ostinato.errors import RecordingRefused
-from ostinato.recording import switches
+from ostinato.recording import switches, tree
 from ostinato.recording.admission import best_of, is_worth_it
 from ostinato.recording.backend import Backend
 from ostinato.recording.buffers import StaticInputs, copy_of
@@ -19,6 +20,7 @@ from ostinato.recording.order import Order
 from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe
 from ostinato.recording.results import Results
 from ostinato.recording.spec import TensorSpec
+from ostinato.recording.undo import HostDraws
 
 TIMED_CALLS = 3
 
@@ -122,6 +124,7 @@ class Recorder:
             recorded.free()
             raise
         self._cache.add(generation, entry)
+        ledger.is_relied_on = True
         if self._cache.budget.held() > self._cache.budget.limit_bytes:
             self._shrink(generation, entry)
         return entry
@@ -144,21 +147,42 @@ class Recorder:
     def _probe(
         self, order: Order, generation: Generation, inputs: StaticInputs
     ) -> tuple[Probe, Results]:
-        region = order.region
-        made: Probe = generation.pool.warm_up(
-            lambda: probe(
-                lambda: order.invoke(inputs.tensors),
-                inputs.tensors,
-                state=region.state,
-                writes=region.writes,
-                max_state_bytes=MAX_STATE_BYTES,
+        region, host = order.region, HostDraws()
+
+        def attempt() -> Probe:
+            made: Probe = generation.pool.warm_up(
+                lambda: probe(
+                    lambda: order.invoke(inputs.tensors),
+                    inputs.tensors,
+                    state=region.state,
+                    writes=region.writes,
+                    max_state_bytes=MAX_STATE_BYTES,
+                    host=host,
+                )
             )
-        )
+            return made
+
+        made = _unless_others_draw(attempt, host)
         made.restore()
-        order.ledger.watch(made.reads)
+        order.ledger.learn(made.reads, tree.kinds(order.key.structure))
+        self._require_watched(order)
+        if order.key.modes[1] and order.ledger.requires_grad():
+            raise RecordingRefused("a gradient may be needed", rule="grad")
         outside = [*order.ledger.tensors, *made.reads]
         results = Results(made.result, inputs.tensors, outside)
         return replace(made, result=None), results
+
+    @staticmethod
+    def _require_watched(order: Order) -> None:
+        """A replay would go on with what was read while recording, and nobody would notice."""
+        unwatched = order.ledger.unwatched
+        if unwatched:
+            raise RecordingRefused(
+                "; ".join(unwatched[:3]),
+                rule="unwatched",
+                fix="pass what it holds as an argument, or keep it where no name of the region's "
+                "code leads",
+            )
 
     def _require_room(self, generation: Generation, num_bytes: int) -> None:
         generation.measure()
@@ -177,6 +201,7 @@ class Recorder:
     def _examine(self, order: Order, entry: Entry, made: Probe) -> None:
         examination = Examination(order, entry, made, self._backend)
         if order.rung is not None:
+            entry.results.require_relations(order.region.grows)
             entry.result_growth = order.result_growth or examination.result_growth()
         if order.config.verify != "off":
             entry.verdict = examination.verdict()
@@ -205,6 +230,23 @@ class Recorder:
         entry.hits = 0
         examination.restore()
         return times[0], times[1]
+
+
+def _unless_others_draw(attempt: Callable[[], Probe], host: HostDraws) -> Probe:
+    """Try again where the host's generators moved: another thread may have drawn from them. Who
+    draws each time draws; what it drew is given back then.
+    """
+    try:
+        for is_last in (False, False, True):
+            try:
+                return attempt()
+            except RecordingRefused as refused:
+                if is_last or refused.rule != "host-random":
+                    raise
+    except BaseException:
+        host.restore()
+        raise
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _outside(order: Order, made: Probe) -> frozenset[int]:

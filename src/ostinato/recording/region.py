@@ -40,10 +40,11 @@ class Region:
     travel in one upload; with ``keeps_uploads`` the caller never writes to them again.
     ``in_place``: inputs that are read where they are (their address is part of the key).
     ``is_private``: only the region's owner can rebind what the callable's code reads, and does not;
-    tensors alone are watched. ``result_growth``: how long each result is; found by trial calls
-    where it is not given. ``writes``: inputs that the callable writes to; they are written back.
-    ``state``: tensors that it writes to and that warm-up and gate must not spoil: then
-    ``gate_inputs`` must point to scratch.
+    tensors alone are watched. ``asks_identity``: the callable may ask whether two inputs are one
+    object, so the answer is part of the key. ``result_growth``: how long each result is; found by
+    trial calls where it is not given. ``writes``: inputs that the callable writes to; they are
+    written back. ``state``: tensors that it writes to and that warm-up and gate must not spoil:
+    then ``gate_inputs`` must point to scratch.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Region:
     state: Sequence[torch.Tensor] = ()
     gate_inputs: GateInputs | None = None
     is_private: bool = False
+    asks_identity: bool = False
     result_growth: ResultGrowth | None = None
 
     def __post_init__(self) -> None:
@@ -88,6 +90,26 @@ class Region:
             return []
         given = self.gate_inputs(sizes) if callable(self.gate_inputs) else self.gate_inputs
         return [GateCall(*call) for call in given]
+
+    def why_sizes_differ(self, tensors: Sequence[torch.Tensor]) -> str | None:
+        """What no recording can serve: inputs of one axis that disagree; None where they agree."""
+        sizes: dict[Axis, int] = {}
+        for i, growth in self.grows.items():
+            for dim, grows in growth.items():
+                if dim >= tensors[i].dim():
+                    raise ConfigError(
+                        f"region {self.name!r}: dimension {dim} of input {i} grows, but the input "
+                        f"has {tensors[i].dim()} dimensions"
+                    )
+                length = tensors[i].shape[dim]
+                if not grows.fits(length):
+                    return f"dimension {dim} of input {i} has {length} elements; expected {grows}"
+                size = grows.axis_size(length)
+                if sizes.setdefault(grows.axis, size) != size:
+                    return (
+                        f"axis {grows.axis.name!r} is {sizes[grows.axis]} and, by input {i}, {size}"
+                    )
+        return None
 
     def sizes_of(self, tensors: Sequence[torch.Tensor]) -> dict[Axis, int]:
         """How large each axis is in a call; raises ``ConfigError`` where inputs disagree."""

@@ -37,9 +37,17 @@ class Request:
     def invoke(self, fn: Callable[..., Any]) -> Invoke:
         """``fn`` as a function of the input tensors alone; keeps none of this call's tensors."""
         rebuild = tree.rebuilder((self.args, dict(self.kwargs)))
+        repeats = self.key.repeats
+        kinds = list(tree.leaves(self.key.structure))
+        parameters = [i for i, kind in enumerate(kinds) if kind is tree.PARAMETER]
 
         def invoke(tensors: Sequence[torch.Tensor]) -> Any:
-            args, kwargs = rebuild(tensors)
+            given = list(tensors)
+            for i in parameters:
+                given[i] = torch.nn.Parameter(given[i], given[i].requires_grad)
+            if repeats:
+                given = [given[first] for first in repeats]
+            args, kwargs = rebuild(given)
             return fn(*args, **kwargs)
 
         return invoke

@@ -29,6 +29,12 @@ class _View(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int  # elements from the source's first one
+    is_whole: bool = False  # an input as it is
+
+    def cut(self, lengths: Lengths) -> _View:
+        """The part of the view that belongs to a call."""
+        shape = [lengths.get(dim, n) for dim, n in enumerate(self.shape)]
+        return self._replace(shape=torch.Size(shape))
 
 
 class _Group:
@@ -86,6 +92,8 @@ class Results:
         self._places: list[_View | int | torch.Tensor] = []
         self._groups: list[_Group] = []
         self._classify(leaves, inputs, outside)
+        sources = [p.source for p in self._places if isinstance(p, _View)]
+        self._is_shared = [sources.count(~at) > 1 for at in range(len(self._groups))]
         self.specs = [TensorSpec.of(t) for t in leaves]
         is_one_tensor = self.structure is tree.LEAF and self._places == [0]
         self._only = self._groups[0].static if is_one_tensor and self._groups[0].is_plain else None
@@ -106,7 +114,9 @@ class Results:
             key = _storage(leaf)
             if key in by_input and key:
                 i = by_input[key]
-                self._places.append(_view(i, leaf, int(inputs[i].storage_offset())))
+                view = _view(i, leaf, int(inputs[i].storage_offset()))
+                is_whole = _alias(inputs[i], view) is inputs[i]
+                self._places.append(view._replace(is_whole=is_whole))
             elif key in by_outside and key:
                 self._places.append(leaf)
             else:
@@ -174,24 +184,49 @@ class Results:
     ) -> Any:
         """Like ``hand_out``, but only the part of each result that belongs to the call.
 
-        ``padded`` are the static inputs: a result that is a whole input is the caller's own, a
-        view of one is a copy.
+        ``padded`` are the static inputs: a result that is an input is the caller's own, a view of
+        one is a view of the caller's, where it lies as its static twin does (else a copy). Results
+        that share memory share one copy of it, padding included.
         """
         leaves = []
+        copies: dict[int, torch.Tensor] = {}
         for place, static, length in zip(self._places, self.leaves(padded), lengths, strict=True):
             if isinstance(place, torch.Tensor):
                 leaves.append(place)
-                continue
-            if isinstance(place, _View) and place.source >= 0 and static is padded[place.source]:
-                leaves.append(inputs[place.source])
-                continue
-            part = static
-            for dim, n in length.items():
-                part = part.narrow(dim, 0, n)
-            leaves.append(
-                part.clone(memory_format=torch.contiguous_format) if length else part.clone()
-            )
+            elif isinstance(place, _View) and place.source >= 0:
+                given, twin = inputs[place.source], padded[place.source]
+                if static is twin:
+                    leaves.append(given)
+                elif given.stride() == twin.stride():
+                    leaves.append(_alias(given, place.cut(length)))
+                else:
+                    leaves.append(_cut(static, length).clone())
+            elif isinstance(place, _View) and self._is_shared[~place.source]:
+                at = ~place.source
+                if at not in copies:
+                    copies[at] = self._groups[at].static.clone()
+                leaves.append(_cut(_of_group(copies[at], place), length))
+            else:
+                part = _cut(static, length)
+                leaves.append(
+                    part.clone(memory_format=torch.contiguous_format) if length else part.clone()
+                )
         return self._rebuild(leaves)
+
+    def require_relations(self, growth: Mapping[int, Mapping[int, object]]) -> None:
+        """Raise ``RecordingRefused`` for a view of an input that grows where padding moves its
+        rows apart: it could only come back as a copy. ``growth``: input -> dimensions.
+        """
+        for place in self._places:
+            if not isinstance(place, _View) or place.source < 0 or place.is_whole:
+                continue
+            if any(dim > 0 for dim in growth.get(place.source, ())):
+                raise RecordingRefused(
+                    f"a result is a view of input {place.source}, which grows in a dimension "
+                    f"other than its first: {sorted(growth[place.source])}",
+                    rule="result-alias",
+                    fix="return a clone of it",
+                )
 
     def leaves(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The static results as flat list in the order of the structure; aliases resolved."""
@@ -210,12 +245,20 @@ class Results:
             elif isinstance(place, torch.Tensor):
                 leaves.append(place)
             elif place.source < 0:
-                leaves.append(
-                    groups[~place.source].as_strided(place.shape, place.stride, place.offset)
-                )
+                leaves.append(_of_group(groups[~place.source], place))
             else:
                 leaves.append(_alias(inputs[place.source], place))
         return leaves
+
+
+def _cut(tensor: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    for dim, n in lengths.items():
+        tensor = tensor.narrow(dim, 0, n)
+    return tensor
+
+
+def _of_group(memory: torch.Tensor, place: _View) -> torch.Tensor:
+    return memory.as_strided(place.shape, place.stride, place.offset)
 
 
 def _storage(tensor: torch.Tensor) -> int:

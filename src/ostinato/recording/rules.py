@@ -197,6 +197,19 @@ _TABLE = (
         "copy into the existing tensor with copy_",
     ),
     Rule(
+        "description",
+        "storage_offset(), untyped_storage(), _base, is_inference(), is_conj(), is_neg() of an "
+        "input, as_strided() of one at an offset in its storage",
+        "asks what no key holds; a replay would repeat the first answer",
+        "use the shape, stride and values only, or pass the answer as an argument",
+    ),
+    Rule(
+        "host-random",
+        "random, numpy.random, os.urandom",
+        "draws on the host; a replay would repeat the first draw",
+        "draw with torch on the tensors' device, or draw outside and pass the value in",
+    ),
+    Rule(
         "piece-result",
         "a direct call between pieces whose result changes in shape, type or Python value",
         "cannot reach the pieces that follow, which read fixed addresses",

@@ -45,9 +45,14 @@ class Runner:
         assert budget is not None
         return cls(backend_of(device), Budget(budget))
 
-    def serve(self, region: Region, config: GraphConfig | None = None) -> Served:
-        """Put a region in service."""
-        return Served(self, region, config or GraphConfig())
+    def serve(
+        self,
+        region: Region,
+        config: GraphConfig | None = None,
+        counters: Counters | None = None,
+    ) -> Served:
+        """Put a region in service; its calls are counted in ``counters``, or in its own."""
+        return Served(self, region, config or GraphConfig(), counters or Counters())
 
     def store_for(self, config: GraphConfig) -> Store | None:
         """The file of this machine in the configured folder; None without a folder."""
@@ -83,8 +88,8 @@ class Runner:
         entry: Entry = self.lane.run(job)
         return entry
 
-    def stats(self, served: Served) -> Stats:
-        """A snapshot of one region, with the device's totals."""
+    def stats(self, served: Served, *others: Served) -> Stats:
+        """A snapshot of one region, or of several that count together, with the device's totals."""
         counters = served.counters
         routes = counters.routes()
         calls = dict.fromkeys(("exact", "rung", "direct"), 0)
@@ -93,7 +98,8 @@ class Runner:
             calls[route.route] += count
             reason = f"{route.route}: {route.reason}"
             reasons[reason] = reasons.get(reason, 0) + count
-        entries = served.recordings.entries()
+        every = (served, *others)
+        entries = [entry for some in every for entry in some.recordings.entries()]
         return Stats(
             calls=calls,
             reasons=reasons,
@@ -107,7 +113,7 @@ class Runner:
             bytes_held=sum(e.own_bytes for e in entries),
             device_bytes_held=self.budget.held(),
             budget_bytes=self.budget.limit_bytes,
-            refusals=served.recordings.refusals(),
+            refusals={k: v for some in every for k, v in some.recordings.refusals().items()},
         )
 
     def close(self) -> None:

@@ -20,16 +20,17 @@ from ostinato.recording.collection import Collection, rung_of
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.foreign import is_foreign
-from ostinato.recording.key import Key, call_of, numeric_modes
+from ostinato.recording.key import Key, call_of, numeric_modes, repeats_of
 from ostinato.recording.ladder import Axis
 from ostinato.recording.lane import log
-from ostinato.recording.ledger import Generation, Ledger
+from ostinato.recording.ledger import Ledger
 from ostinato.recording.quick import QuickCheck
 from ostinato.recording.region import GateCall, Region
 from ostinato.recording.request import Request
 from ostinato.recording.routes import forced as forced_route
 from ostinato.recording.spec import TensorSpec, describe
 from ostinato.recording.stats import EXACT, Counters, Route
+from ostinato.recording.watched import Generation
 from ostinato.state import current as current_activity
 from ostinato.state import verdicts
 
@@ -42,11 +43,13 @@ Sizes = Mapping[Axis, int]
 class Served:
     """A region with its recordings, ledger and counters on one runner."""
 
-    def __init__(self, runner: Runner, region: Region, config: GraphConfig) -> None:
+    def __init__(
+        self, runner: Runner, region: Region, config: GraphConfig, counters: Counters
+    ) -> None:
         self.runner = runner
         self.region = region
         self.config = config
-        self.counters = Counters()
+        self.counters = counters
         self.ledger = Ledger(region.fn, is_private=region.is_private)
         self.recordings = Collection(runner, region, config, self.ledger, self.counters)
         self._lane = runner.lane
@@ -54,6 +57,7 @@ class Served:
         self._join = runner.lane.backend.join
         self._device_type = runner.device.type
         self._in_place = tuple(sorted(region.in_place))
+        self._asks_identity = region.asks_identity
         self._written = tuple(sorted(region.writes))
         self._epoch = self.ledger.generation.epoch
         self._exact = self.recordings.exact
@@ -108,6 +112,7 @@ class Served:
             numeric_modes(self._device_type),
             (generation, verdicts.number),
             self._addresses(tensors) if self._in_place else (),
+            self._repeats(tensors) if rung is None else (),
         )
         entry = self._exact.get(key)
         if (
@@ -170,6 +175,8 @@ class Served:
             return "what the region reads has changed"
         if entry.key.modes != numeric_modes(self._device_type):
             return "recorded in another mode"
+        if entry.key.modes[1] and self.ledger.requires_grad():
+            return "a gradient may be needed"
         return None
 
     @staticmethod
@@ -185,7 +192,12 @@ class Served:
         """Prepare the short way for further calls of the key that was served twice running."""
         is_repeated, self._last = self._last is entry, entry
         if is_repeated and not (
-            entry.outside or kwargs or key.modes[1] or self._in_place or self._written
+            entry.outside
+            or kwargs
+            or key.modes[1]
+            or key.repeats
+            or self._in_place
+            or self._written
         ):
             self._quick = QuickCheck.of(entry, key.generation, args)
 
@@ -196,6 +208,9 @@ class Served:
 
     def _addresses(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([tensors[i].data_ptr() for i in self._in_place])
+
+    def _repeats(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        return repeats_of(tensors) if self._asks_identity else ()
 
     def _replay(
         self,
@@ -300,7 +315,7 @@ class Served:
             expected = "cpu" if i in self.region.uploads else self._device_type
             if t.device.type != expected:
                 return f"input {i} is on {t.device.type}; expected {expected}"
-        return None
+        return self.region.why_sizes_differ(request.tensors) if self.region.grows else None
 
     def _is_worth_it(self, entry: Entry, sizes: Sizes | None, request: Request) -> bool:
         if request.rung is not None:
@@ -414,6 +429,7 @@ class Served:
             numeric_modes(self._device_type),
             (generation, verdicts.number),
             self._addresses(tensors),
+            self._repeats(tensors) if rung is None else (),
         )
         request = Request(
             key, tensors, args, kwargs, rung=rung, direct=direct, gate_calls=gate_calls

@@ -22,11 +22,15 @@ from ostinato.errors import UnkeyableArgument
 class _Leaf:
     """Where a tensor stands in a structure."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def __repr__(self) -> str:
-        return "*"
+        return self._name
 
 
-LEAF: Final = _Leaf()
+LEAF: Final = _Leaf("*")
+PARAMETER: Final = _Leaf("parameter *")
 Structure = Hashable
 
 _TENSOR_TYPES: Final = (torch.Tensor, torch.nn.Parameter)
@@ -54,7 +58,7 @@ def flatten(value: Any, tensors: list[torch.Tensor], path: str = "argument") -> 
     kind = type(value)
     if kind in _TENSOR_TYPES:
         tensors.append(value)
-        return LEAF
+        return LEAF if kind is torch.Tensor else PARAMETER
     if kind is tuple or kind is list:
         return (kind, tuple([flatten(v, tensors, path) for v in value]))
     if kind in _IDENTITY_ATOMS:
@@ -189,10 +193,30 @@ def _rebuild_dataclass(value: Any, kind: type, leaves: Iterator[Any]) -> Any:
     return made
 
 
+def leaves(structure: Structure) -> Iterator[Structure]:
+    """``LEAF`` or ``PARAMETER`` for each tensor, in order."""
+    if isinstance(structure, _Leaf):
+        yield structure
+    elif isinstance(structure, tuple):
+        for part in structure:
+            yield from leaves(part)
+
+
+def kinds(structure: Structure) -> Iterator[type]:
+    """The classes of dataclasses, named tuples and enums in a structure: their methods are code
+    that the callable can reach.
+    """
+    if isinstance(structure, tuple):
+        if structure and isinstance(structure[0], type):
+            yield structure[0]
+        for part in structure:
+            yield from kinds(part)
+
+
 def describe(structure: Structure) -> str:
     """A short printable form of a structure: ``(*, {'scale': 2.0}, 3)``."""
-    if structure is LEAF:
-        return "*"
+    if isinstance(structure, _Leaf):
+        return repr(structure)
     if not (
         isinstance(structure, tuple) and len(structure) == 2 and isinstance(structure[0], type)
     ):

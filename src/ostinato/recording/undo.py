@@ -5,8 +5,12 @@ Shared by the probe and the tape. It never refuses anything; whoever owns it doe
 
 from __future__ import annotations
 
+import pickle
+import random
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 
 from ostinato.recording.calls import generator_key, storage_key
@@ -87,6 +91,40 @@ class RandomUndo:
     def restore(self) -> None:
         for generator, state in self._states.values():
             generator.set_state(state)
+
+
+class HostDraws:
+    """Python's and numpy's generators of the process: whether a call draws from them, and what to
+    put back. What direct calls between pieces draw is no breach; trials give it back all the same.
+    """
+
+    def __init__(self) -> None:
+        self._first = self._last = _host_states()
+        self.is_drawn = False
+        self.is_drawn_in_pieces = False
+
+    def begin(self) -> None:
+        """A new trial."""
+        self._last, self.is_drawn = _host_states(), False
+
+    def look(self, *, is_piece: bool = False) -> None:
+        """Note whether anything was drawn since the last look."""
+        now = _host_states()
+        if now != self._last:
+            self._last = now
+            if is_piece:
+                self.is_drawn_in_pieces = True
+            else:
+                self.is_drawn = True
+
+    def restore(self) -> None:
+        if _host_states() != self._first:
+            random.setstate(self._first[0])
+            np.random.set_state(pickle.loads(self._first[1]))
+
+
+def _host_states() -> tuple[tuple[Any, ...], bytes]:
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:

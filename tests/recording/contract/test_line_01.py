@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from ostinato import state
 from ostinato.errors import UnkeyableArgument
+from ostinato.recording import key
 from tests.mutations import assert_fails_under
 from tests.recording.serving import T, check_calls, content, graphed, rand
 from tests.recording.test_key import SWITCHES
@@ -136,3 +139,78 @@ def test_the_autocast_cache_is_off_while_recording() -> None:
             assert served.why().route == "exact"
 
     check()
+
+
+def check_same_objects(orders: Sequence[Sequence[int]], *, named: bool = False) -> None:
+    """``a is b`` is a branch like any other; equal memory alone is not."""
+
+    def fn(a: T, b: T, c: T) -> T:
+        return a + 2 * b + 4 * c + 8 * (a is b) + 16 * (b is c) + 32 * (a is c)
+
+    tensors = [rand(i, 3) for i in range(3)]
+    served = graphed(fn)
+    for order in (*orders, *orders, *orders):
+        args = [tensors[i] for i in order]
+        if named:
+            call: dict[str, T] = dict(zip("abc", args, strict=True))
+            assert content(served(**call)) == content(fn(**call))
+        else:
+            assert content(served(*args)) == content(fn(*args))
+        assert served.why().route == "exact"
+    patterns = {key.repeats_of([tensors[i] for i in order]) for order in orders}
+    assert len(served.recordings()) == len(patterns)
+
+
+ORDERS = [(0, 1, 2), (0, 0, 1), (0, 0, 0), (2, 1, 2), (1, 2, 2), (1, 2, 0)]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_same_object_given_twice(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        check_same_objects(ORDERS, named=named)
+
+    assert_fails_under("key.equal_objects_are_two", check, monkeypatch)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 2)] * 3), min_size=1, max_size=5))
+def test_the_same_objects_in_any_order(orders: list[tuple[int, int, int]]) -> None:
+    check_same_objects(orders)
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_repeats_are_equal_for_equal_patterns(one: list[int], other: list[int]) -> None:
+    pool = [torch.zeros(1) for _ in range(4)]
+
+    def pattern(numbers: list[int]) -> list[bool]:
+        return [a == b for a in numbers for b in numbers]
+
+    a, b = ([pool[i] for i in numbers] for numbers in (one, other))
+    is_alike = len(one) == len(other) and pattern(one) == pattern(other)
+    if len(one) == len(other):
+        assert (key.repeats_of(a) == key.repeats_of(b)) == is_alike
+    assert (key.repeats_of(a) == ()) == (len(set(one)) == len(one))
+
+
+def check_parameters() -> None:
+    def fn(x: T) -> tuple[T, bool]:
+        return x * 2, isinstance(x, nn.Parameter)
+
+    plain, parameter = rand(0, 3), nn.Parameter(rand(0, 3), requires_grad=False)
+    served = check_calls(fn, [(plain,), (parameter,), (plain,)] * 4, recorded=0.9)
+    assert len(served.recordings()) == 2
+
+
+def test_parameters_are_not_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails_under("key.parameters_are_tensors", check_parameters, monkeypatch)
+
+
+def test_bits_that_no_key_holds_change_no_value() -> None:
+    x = torch.full((4,), 1 + 2j)
+    plain, negated = rand(0, 4), torch._neg_view(rand(0, 4))
+    with torch.inference_mode():
+        inferred = rand(0, 4)
+    served = graphed(lambda x: x * 2 + 1)
+    for given_x in (x, x.conj(), x.conj()[::2], plain, negated, inferred, plain):
+        for _ in range(3):
+            assert torch.equal(served(given_x), given_x * 2 + 1)

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import ostinato
+from ostinato.errors import RecordingRefused
+from ostinato.recording.ladder import Axis
 from tests.mutations import assert_fails_under
 from tests.recording.serving import T, content, graphed, rand
 
@@ -120,9 +123,53 @@ def check_shared_memory_of_inputs() -> None:
     assert content([served(a[1:], a[:-1]), a]) == content([fn(b[1:], b[:-1]), b])
 
 
+def relations(results: Any, x: T) -> Any:
+    """Which share memory, how each lies, and whether a write to one shows in the others."""
+    tensors = [*results, x]
+    where = [t.untyped_storage().data_ptr() for t in tensors]
+    with torch.no_grad():
+        results[0].view(-1)[0] = 77.0
+    return (
+        [[a == b for b in where] for a in where],
+        [(t.shape, t.stride()) for t in tensors],
+        [bool((t == 77.0).any()) for t in tensors],
+    )
+
+
+ON_A_RUNG: dict[str, Callable[[T], tuple[T, ...]]] = {
+    "twice": lambda x: (lambda y: (y, y))(x * 2),
+    "turned": lambda x: (lambda y: (y, y.t()))(x * 2),
+    "flat": lambda x: (lambda y: (y, y.view(-1), y + 1))(x * 2),
+    "columns": lambda x: (lambda y: (y, y[:, :2], y[:, 2:]))(x * 2),
+    "first row": lambda x: (lambda y: (y, y[0]))(x * 2),
+    "input": lambda x: (x, x * 2),
+    "columns of the input": lambda x: (x * 2, x[:, :2], x.t()),
+}
+
+
+def check_relations_on_a_rung() -> None:
+    for name, fn in ON_A_RUNG.items():
+        served = graphed(fn, grows={"x": {0: Axis("n", top=8, rungs=(4, 8))}})
+        for n in (3, 4, 7):
+            x, y = rand(n, n, 4), rand(n, n, 4)
+            with ostinato.route("rung"):
+                got, want = served(x), fn(y)
+            assert content(got) == content(want), name
+            assert relations(got, x) == relations(want, y), name
+
+
+def test_a_view_that_padding_tears_apart_is_refused() -> None:
+    served = graphed(lambda x: (x[:2], x * 2), grows={"x": {1: Axis("n", top=8, rungs=(8,))}})
+    with pytest.raises(RecordingRefused, match=r"\[result-alias\] a result is a view of input 0"):
+        served.record(rand(0, 4, 8))
+    x = rand(0, 4, 5)
+    assert served(x)[0].data_ptr() == x.data_ptr()
+
+
 @pytest.mark.parametrize(
     ("mutation", "check"),
     [
+        ("results.rungs_come_apart", check_relations_on_a_rung),
         ("rules.input-write", check_undeclared_writes),
         ("entry.no_write_back", check_declared_writes),
         ("results.aliases_are_copied", check_relations),
@@ -140,9 +187,6 @@ def test_relations(
 
 @pytest.mark.parametrize("n", [5, 6])
 def test_a_rung_returns_the_callers_input_and_the_parameter(n: int) -> None:
-    import ostinato
-    from ostinato.recording.ladder import Axis
-
     table = rand(1, 3)
     served = graphed(
         lambda x: (x, x * 2, x[:, :2], table), grows={"x": {0: Axis("n", top=6, rungs=(6,))}}

@@ -33,7 +33,7 @@ def check_every_route_says_why() -> None:
 
     call(3)
     call(3)
-    settle(served._only)  # type: ignore[arg-type]
+    settle(served)
     call(3)
     call(9)
     for route in ("direct", "exact", "rung"):
@@ -115,6 +115,6 @@ def test_min_hits_and_promotion() -> None:
     for _ in range(3):
         promoted(rand(0, 3))
         assert promoted.why().route == "rung"
-    settle(promoted._only)  # type: ignore[arg-type]
+    settle(promoted)
     promoted(rand(0, 3))
     assert promoted.why() == EXACT

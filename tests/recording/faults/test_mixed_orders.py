@@ -136,7 +136,7 @@ def check_several_regions(order: list[tuple[int, int]], recorded: float = 0.5) -
     held = [served[which](rand(i, n, 3)) for i, (which, n) in enumerate(order)]
     want = [content(REGIONS[which][0](rand(i, n, 3))) for i, (which, n) in enumerate(order)]
     assert [content(h) for h in held] == want
-    calls = [g.stats().calls for g, _ in zip(served, REGIONS, strict=True) if g._only]
+    calls = [g.stats().calls for g, _ in zip(served, REGIONS, strict=True) if g._served]
     assert sum(c["direct"] for c in calls) <= (1 - recorded) * len(order)
 
 

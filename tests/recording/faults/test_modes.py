@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections.abc import Callable
 from contextlib import ExitStack
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -82,3 +86,29 @@ def test_autocast_and_default_dtype_of_the_recording_thread() -> None:
                 assert content(served(x)) == content(torch.ones(4) @ x)
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+def check_hidden_gradient(reach: Callable[[], Any]) -> None:
+    """The first call is recorded nowhere and has its gradient; a trial call found the parameter."""
+    served = graphed(lambda x: x * reach())
+    for _ in range(3):
+        assert served(torch.ones(3)).requires_grad
+        assert "a gradient may be needed" in served.why().reason
+    with torch.no_grad():
+        assert [served(torch.ones(3)).requires_grad for _ in range(3)] == [False] * 3
+        assert served.why().route == "exact"
+
+
+def test_a_parameter_that_no_name_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    variable: ContextVar[Any] = ContextVar("a parameter")
+    variable.set(parameter)
+    module: Any = types.ModuleType("ostinato_test_hidden")
+    module.parameter = parameter
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for reach in (variable.get, lambda: sys.modules["ostinato_test_hidden"].parameter):
+        assert_fails_under(
+            "served.gradients_are_forgotten",
+            lambda reach=reach: check_hidden_gradient(reach),  # type: ignore[misc]
+            monkeypatch,
+        )

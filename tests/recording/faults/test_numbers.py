@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import ostinato
+from ostinato.errors import RecordingRefused
 from tests.mutations import assert_fails_under
 from tests.recording.serving import T, check_calls, content, graphed, rand
 
@@ -182,12 +184,41 @@ def test_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_clocks_and_iterators() -> None:
-    """The ledger does not look into library objects; the gate sees that the direct call drifts."""
-    for make in (generator, clock):
+    """The ledger refuses an iterator; a clock it cannot see, but the gate sees that the direct call
+    drifts.
+    """
+    for make, reason in ((generator, "[unwatched] fn.numbers is an iterator"), (clock, "[gate")):
         fn = make()
         served = graphed(fn)
         answers = [float(served(torch.ones(1))) for _ in range(6)]
-        assert len(set(answers)) == 6 and "[gate" in served.why().reason
+        assert len(set(answers)) == 6 and reason in served.why().reason
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: T) -> T:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_counter_has_a_reason() -> None:
+    """Its key is new at each call, so that nothing is ever recorded: that is said by name."""
+    model = Counted()
+    served = ostinato.graph(model)
+    for number in range(1, 12):
+        assert served(torch.ones(1)).item() == number
+    assert served.why().reason == (
+        "the Python values that it reads change with every call: fn.calls: 9 -> 10"
+    )
+    with pytest.raises(RecordingRefused, match=r"\[python-state\] each call changes .*fn.calls"):
+        served.record(torch.ones(1))
+    model.forward = lambda x: x + 1  # type: ignore[method-assign]
+    for _ in range(3):
+        assert served(torch.ones(1)).item() == 2.0
+    assert served.why().route == "exact"
 
 
 def clock() -> Callable[[T], T]:

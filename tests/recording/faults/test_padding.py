@@ -98,3 +98,15 @@ def test_two_growing_dimensions() -> None:
     with ostinato.route("rung"):
         for i, (n, m) in enumerate([(8, 8), (3, 2), (8, 1), (1, 8), (5, 5), (4, 2), (3, 1)]):
             assert content(served(rand(i, n, m))) == content(rand(i, n, m) * 2)
+
+
+def test_inputs_that_do_not_grow_alike_are_served_directly() -> None:
+    served = graphed(
+        lambda x, y: x.sum(0) + y.sum(0), LADDER, grows={"x": {0: AXIS}, "y": {0: AXIS}}
+    )
+    for n, m in ((3, 4), (4, 4), (16, 1), (3, 3)):
+        x, y = rand(n, n, 2), rand(m + 20, m, 2)
+        got = served(x, y)
+        torch.testing.assert_close(got, x.sum(0) + y.sum(0))
+        if n != m:
+            assert served.why() == ("direct", f"axis 'n' is {n} and, by input 1, {m}", ())

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from ostinato.recording import recorder
+from ostinato.recording.pieces import direct
 from tests.mutations import assert_fails_under
 from tests.recording.serving import T, content, graphed, rand
 
@@ -83,19 +85,79 @@ def test_private_generators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_draws_of_python_and_numpy() -> None:
-    """They cannot be recorded: the gate sees another number at each call."""
+    """They cannot be recorded, and the trial calls give back what they draw."""
     for draw in (random.random, lambda: float(np.random.rand())):
 
         def fn(x: T, draw: Callable[[], float] = draw) -> T:
             return x * draw()
 
         served = graphed(fn)
-        answers = [float(served(torch.ones(1))) for i in range(5)]
-        assert len(set(answers)) == 5 and served.why().route == "direct"
+        answers = []
+        for call in (served, fn):
+            random.seed(3)
+            np.random.seed(3)
+            answers.append([float(call(torch.ones(1))) for i in range(5)])
+        assert answers[0] == answers[1] and len(set(answers[0])) == 5
+        assert "[host-random]" in served.why().reason
 
 
 def test_draws_of_python_and_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_fails_under("gate.accepts_all", check_draws_of_python_and_numpy, monkeypatch)
+    assert_fails_under("undo.host_draws_are_kept", check_draws_of_python_and_numpy, monkeypatch)
+
+
+def check_rare_draws() -> None:
+    """A draw that decides one call in many is no difference that a gate could see."""
+    served = graphed(lambda x: -x if random.random() < 1e-9 else x * 2)
+    for _ in range(3):
+        assert served(torch.ones(1)).item() == 2.0
+    assert "[host-random]" in served.why().reason
+
+
+def test_rare_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails_under("rules.host-random", check_rare_draws, monkeypatch)
+
+
+def check_draws_between_pieces() -> None:
+    """A direct call may draw; what it draws in trials is given back."""
+
+    def fn(x: T) -> T:
+        return direct(lambda y: y + random.random(), x * 2) - 1
+
+    served = graphed(fn)
+    answers = []
+    for call in (served, fn):
+        random.seed(3)
+        answers.append([float(call(torch.ones(1))) for i in range(5)])
+    assert answers[0] == answers[1]
+
+
+def test_draws_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails_under("undo.host_draws_are_kept", check_draws_between_pieces, monkeypatch)
+
+
+def test_draws_of_another_thread_are_not_the_callables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It draws once while the first trial runs: the second trial shows whose draw it was."""
+    others = [random.random]
+    original = recorder.probe
+
+    def with_another_thread(*args: Any, **kwargs: Any) -> Any:
+        body, *rest = args
+
+        def disturbed() -> Any:
+            if others:
+                others.pop()()
+            return body()
+
+        return original(disturbed, *rest, **kwargs)
+
+    monkeypatch.setattr(recorder, "probe", with_another_thread)
+    served = graphed(lambda x: x * 2)
+    random.seed(3)
+    random.random()
+    after = random.getstate()
+    random.seed(3)
+    assert served(torch.ones(1)).item() == 2.0
+    assert served.why().route == "exact" and random.getstate() == after
 
 
 def test_a_region_that_seeds_is_refused() -> None:
