@@ -43,7 +43,7 @@ def read_image(value: Any, name: str, hw: tuple[int, int], *, is_resized: bool) 
 
 
 def resize_with_pad(image: Array, hw: tuple[int, int]) -> Array:
-    """Bilinear to fit into ``hw``, centred on zeros; openpi's ``resize_with_pad``. uint8 comes out."""
+    """Bilinear to fit into ``hw``, centred on zeros, as openpi does; uint8 comes out."""
     if image.dtype != np.uint8:
         image = np.rint(image * 255).astype(np.uint8)
     height, width = hw
