@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 from ostinato.errors import Overloaded
 from ostinato.serve.queues import Dropped, Fifo, Turn, Waiting, WaitingQueue
@@ -112,7 +113,7 @@ class DeviceThread:
             self._changed.notify_all()
         self._refuse(dropped)
         for item in waiting:
-            item.future.add_done_callback(lambda _, item=item: self._forget(item))
+            item.future.add_done_callback(partial(self._forget, item))
         return [item.future for item in waiting]
 
     def check_room(self, num_requests: int = 1) -> None:
@@ -177,7 +178,7 @@ class DeviceThread:
             item.future.cancel()
         self._queued_bytes = 0
 
-    def _forget(self, item: Waiting) -> None:
+    def _forget(self, item: Waiting, _: Future[Reply]) -> None:
         """After its end: a request whose caller has gone does not wait any longer."""
         with self._changed:
             if self._queue.discard(item):
@@ -190,7 +191,7 @@ class DeviceThread:
             item.refuse(error)
 
     def _take(self) -> list[Waiting] | None:
-        """Who is next, at most one batch; nobody after a pause; ``None`` when it is time to stop."""
+        """One batch of who is next; nobody after a pause; ``None`` when it is time to stop."""
         while True:
             with self._changed:
                 is_due = self._changed.wait_for(

@@ -38,7 +38,7 @@ class Turns:
             if (
                 turn.session is not None
             ):  # requests are read side by side: the last is not the newest
-                newest = max(waiting, key=lambda one: _turn(one).arrived_s)
+                newest = max(reversed(waiting), key=lambda one: _turn(one).arrived_s)
                 reason = "[superseded] the session has sent a newer observation"
                 dropped += [(one, Superseded(reason)) for one in waiting if one is not newest]
                 self._robots[turn.client] = deque([newest])
