@@ -93,6 +93,8 @@ def text_key(key: str | bytes) -> str:
 
 
 def _pack_numpy(value: Any) -> Any:
+    if isinstance(value, int):
+        raise OverflowError(f"{describe(value)} has no encoding; expected 64 bits at most")
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"{describe(value)} has no encoding; expected plain values or arrays")
     if value.dtype.kind in "VOc":

@@ -77,7 +77,9 @@ def _decoded(data: bytes, name: str) -> Array:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"[image-size] {name}: {error}") from None
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError) as error:
+    except UnidentifiedImageError:
+        raise InputError(f"[image-bytes] {name} begins like {kind} and is none") from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise InputError(f"[image-bytes] {name} is a broken {kind}: {error}") from None
 
 
