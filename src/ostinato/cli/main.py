@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ostinato.cli.act import act
 from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
@@ -40,6 +41,7 @@ def root(
 
 
 app.command(context_settings=CONTEXT)(serve)
+app.command()(act)
 app.command()(encode)
 app.command()(verify)
 app.command()(ladder)

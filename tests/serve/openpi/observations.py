@@ -15,6 +15,7 @@ from PIL import Image
 
 from ostinato.cli.run_server import uvicorn_config, wait_until_listening
 from ostinato.serve.openpi.app import build_policy_app
+from ostinato.serve.openpi.contract import PolicyService
 from ostinato.serve.openpi.settings import RobotSettings
 from ostinato.serve.settings import ServerSettings
 from tests.serve.openpi.stub import HW, StubPolicy
@@ -62,7 +63,7 @@ def encoded(image: np.ndarray, kind: str) -> bytes:
 
 @contextmanager
 def server(
-    service: StubPolicy, robots: RobotSettings | None = None, **settings: Any
+    service: PolicyService, robots: RobotSettings | None = None, **settings: Any
 ) -> Iterator[int]:
     """A real server on a free port of the loopback, in a thread of this process."""
     chosen = ServerSettings(port=0, **settings)
@@ -70,14 +71,15 @@ def server(
     config = uvicorn_config(app, chosen)
     listener = config.bind_socket()
     running = uvicorn.Server(config)
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         wait_until_listening(running)
         yield listener.getsockname()[1]
     finally:
-        service.may_serve.set()
-        service.may_warm_up.set()
+        if isinstance(service, StubPolicy):
+            service.may_serve.set()
+            service.may_warm_up.set()
         running.should_exit = True
         thread.join(20)
         listener.close()
