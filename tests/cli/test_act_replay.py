@@ -29,7 +29,7 @@ def recorded(tmp_path: Path) -> Path:
     """One exchange of each dialect and form, by a server that renames, resizes and clamps."""
     robots = RobotSettings(
         IntakeSettings({"top": "left"}, is_resized=True),
-        ActionBounds((-9.0,), (19.0,), is_clamped=True),
+        ActionBounds((-9.0,), (22.0,), is_clamped=True),
         record=tmp_path,
     )
     renamed = plain(seed=3)
@@ -99,14 +99,20 @@ def test_the_command_compares_served_answers_with_a_fresh_policy(tmp_path: Path)
         rtc = {"prefix": left_over, "delay": 1, "horizon": 4}
         second = ask(robot, droid(hw, ostinato={"rtc": rtc, "seed": 5, "num_steps": 2}))
         assert second["actions"].shape == (8, 8)
-    result = CliRunner().invoke(
-        command.app, ["act", "--replay", str(tmp_path), "--device", "cpu", "--json"]
-    )
+    arguments = ["act", "--replay", str(tmp_path), "--device", "cpu", "--disable-cuda-graph"]
+    result = CliRunner().invoke(command.app, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert (summary["num_exchanges"], summary["num_bit_exact"]) == (2, 2)
-    plain_text = CliRunner().invoke(
-        command.app, ["act", "--replay", str(tmp_path), "--device", "cpu", "--disable-cuda-graph"]
-    )
-    assert plain_text.exit_code == 0, plain_text.output
-    assert "2 exchanges, 2 bit-exact; largest difference 0" in plain_text.stdout
+
+
+def test_the_report_in_words(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.cli.policy_wiring.load_policy_service", lambda *_, **__: Other())
+    arguments = ["act", "--replay", str(recorded), "--model", "m", "--device", "cpu"]
+    result = CliRunner().invoke(command.app, arguments)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("exchange 1: differs by 1.9")
+    assert lines[1] == "exchange 3: broken"
+    assert lines[2].startswith("7 exchanges, 5 bit-exact; largest difference 1.9")
+    assert lines[3].split() == ["recorded", "P50", "5.0", "ms", "P99", "5.0", "ms"]

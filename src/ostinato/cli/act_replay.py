@@ -112,8 +112,8 @@ def _compare(place: int, exchange: Exchange, service: PolicyService) -> Compared
     then = recorded_arrays(exchange)
     pairs = [(then[name], now[name]) for name in then if name in now]
     if not pairs or any(a.shape != b.shape for a, b in pairs):
-        error = f"shapes {_shapes(now)}, recorded {_shapes(then)}"
-        return Compared(place, False, float("inf"), recorded_ms, now_ms, error)
+        reason = f"shapes {_shapes(now)}, recorded {_shapes(then)}"
+        return Compared(place, False, float("inf"), recorded_ms, now_ms, reason)
     is_same = all(a.astype(b.dtype).tobytes() == b.tobytes() for a, b in pairs)
     difference = max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs)
     return Compared(place, is_same, 0.0 if is_same else difference, recorded_ms, now_ms)
