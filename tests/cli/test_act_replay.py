@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -82,28 +81,6 @@ def test_differences_and_errors_are_named(recorded: Path) -> None:
 def test_nothing_to_replay_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a directory"):
         replay(tmp_path, StubPolicy())
-
-
-def test_the_command_compares_served_answers_with_a_fresh_policy(tmp_path: Path) -> None:
-    """The real model: recorded behind a server, replayed in process."""
-    from ostinato.cli.config import resolve_settings
-    from ostinato.cli.policy_wiring import load_policy_service
-
-    settings = resolve_settings(device="cpu", environ={}, port=0)
-    service = load_policy_service("tiny-flux3-action", settings, device="cpu")
-    hw = (360, 640)
-    with server(service, RobotSettings(record=tmp_path)) as port, dial(port) as robot:
-        robot.recv(timeout=60)
-        first = ask(robot, droid(hw))
-        left_over = first["actions_model"][3:]
-        rtc = {"prefix": left_over, "delay": 1, "horizon": 4}
-        second = ask(robot, droid(hw, ostinato={"rtc": rtc, "seed": 5, "num_steps": 2}))
-        assert second["actions"].shape == (8, 8)
-    arguments = ["act", "--replay", str(tmp_path), "--device", "cpu", "--disable-cuda-graph"]
-    result = CliRunner().invoke(command.app, [*arguments, "--json"])
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
-    assert (summary["num_exchanges"], summary["num_bit_exact"]) == (2, 2)
 
 
 def test_the_report_in_words(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
