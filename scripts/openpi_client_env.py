@@ -22,8 +22,9 @@ def client_python(root: Path = ROOT) -> Path:
     home = root / ".venv-openpi"
     python, done = home / "bin" / "python", home / "complete"
     if not done.is_file():
-        venv.create(home, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", *PACKAGES]
+        venv.create(home, with_pip=False, clear=True)
+        command = [sys.executable, "-m", "pip", "--python", str(python)]
+        command += ["install", "--quiet", *PACKAGES]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             raise RuntimeError(made.stderr.strip().splitlines()[-1])

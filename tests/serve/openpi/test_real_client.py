@@ -64,7 +64,7 @@ def served(*flags: str) -> Iterator[int]:
 
 
 def test_served_answers_equal_those_in_process_and_replay(python: Path, tmp_path: Path) -> None:
-    with served("--record", str(tmp_path)) as port:
+    with served("--record", str(tmp_path), "--skip-server-warmup") as port:
         found = run(python, port, CAMERA_HW)
     assert found["numpy"].startswith("1.")
     policy = ostinato.load_policy(MODEL, device="cpu")
