@@ -3,8 +3,8 @@
 A stub policy behind the server; the published openpi-client in a process and an environment of its
 own; a plain ``websockets`` server with the same codec and stub beside it, in turns with ours.
 ``overhead``: from the last byte of a request off the socket to its reply on the socket, minus the
-policy's call. The machine is shared: of several repeats the one counts in which the plain server was
-fastest; the others are reported too. Needs no GPU.
+policy's call. The machine is shared: of several repeats the one counts in which the plain server
+was fastest; the others are reported too. Needs no GPU.
 
     python -m bench.openpi_server [--rounds 150] [--repeats 5] [--out FILE]
 """
