@@ -63,4 +63,4 @@ def test_machine_as_json() -> None:
 
 def test_every_command_is_there() -> None:
     names = {c.name or c.callback.__name__ for c in command.app.registered_commands if c.callback}
-    assert names == {"serve", "encode", "verify", "ladder", "doctor"}
+    assert names == {"serve", "act", "encode", "verify", "ladder", "doctor"}

@@ -89,9 +89,7 @@ def test_settings_that_cannot_be(fields: dict[str, Any], reason: str) -> None:
 
 
 def test_settings_that_do_not_fit_the_policy() -> None:
-    with pytest.raises(
-        ConfigError, match=r"rename a=b: 'b' is not declared; expected .*left"
-    ):
+    with pytest.raises(ConfigError, match=r"rename a=b: 'b' is not declared; expected .*left"):
         check_settings(StubPolicy(), resolve_robots(rename=["a=b"]))
     with pytest.raises(ConfigError, match="2 entries; expected 1 or 8"):
         check_settings(StubPolicy(), resolve_robots(action_bounds="0:1,0:1"))
