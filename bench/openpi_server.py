@@ -12,6 +12,7 @@ was fastest; the others are reported too. Needs no GPU.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -116,8 +117,11 @@ def ours(stub: Stub, spans_s: list[float]) -> Iterator[int]:
     thread.start()
     try:
         wait_until_listening(server)
+        gc.collect()
+        gc.freeze()  # as the command does
         yield listener.getsockname()[1]
     finally:
+        gc.unfreeze()
         server.should_exit = True
         thread.join()
         listener.close()

@@ -6,6 +6,7 @@ The server and the robots are processes of their own: ``python -m tests.load.rob
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import socket
@@ -138,6 +139,8 @@ def serve() -> None:
     service = StubPolicy(replace(SPEC, camera_hw=HW))
     service.delays_s = [STUB_S]
     with server(service) as port:
+        gc.collect()
+        gc.freeze()  # as the command does
         print(port, flush=True)
         sys.stdin.read()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -75,6 +76,8 @@ def run_server(
             if phase is not Phase.READY:
                 raise RuntimeError(f"the warm-up ended as {phase.value}: {device.error}")
             wait_until_listening(server)
+            gc.collect()
+            gc.freeze()  # a full collection of all that was loaded holds every thread for 0.1 s
             if is_greeting:
                 greeting(settings, echo)
             if not is_once:
@@ -92,5 +95,6 @@ def run_server(
     except KeyboardInterrupt:
         echo("stopped")
     finally:
+        gc.unfreeze()
         listener.close()
     return 1 if failures else 0

@@ -259,7 +259,8 @@ def test_a_client_that_leaves_frees_its_place_at_once(port: int, service: StubPo
         for robot in (polite, rude):
             robot.recv()
             robot.send(packb(droid(prompt="gone")))
-        device_waits(port, 2)
+        polite.send(packb(droid(prompt="gone")))
+        device_waits(port, 3)
         polite.close()
         device_waits(port, 1)
         rude.socket.shutdown(socket.SHUT_RDWR)  # as a cable that is pulled with a last word

@@ -162,7 +162,9 @@ class Desk:
         except DeadlineMissed:
             raise
         except TimeoutError:
-            future.cancel()
+            if left_s is None:
+                raise  # the policy's own
+            # what was waited for is cancelled, and with it its place in the queue
             raise deadline_missed(turn, "the device was busy") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
