@@ -170,7 +170,6 @@ class Desk:
             task = asyncio.current_task()
             if future.cancelled() and task is not None and not task.cancelling():
                 raise Overloaded("the server is stopping", retry_after_s=1) from None
-            future.cancel()
             raise
 
     def sent(self, ticket: Ticket, answer: Answer, reply: bytes, content_type: str) -> float:
