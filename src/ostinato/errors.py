@@ -9,6 +9,9 @@
     ├── WeightsError (ValueError)        a checkpoint that does not fit the model
     ├── DeviceError (RuntimeError)       a device that is visible and cannot be used
     ├── Overloaded (RuntimeError)        a server that is full or not ready; says when to try again
+    ├── DeadlineMissed (TimeoutError)    an answer that would come too late to be of use
+    ├── Superseded (RuntimeError)        a request whose session has sent a newer one
+    ├── UnsafeActions (RuntimeError)     actions that no robot may get
     ├── RouteUnavailable (RuntimeError)  a forced route that cannot serve the call
     └── RecordingRefused (RuntimeError)  a callable that cannot be recorded: rule, place, fix
         ├── CaptureFailed                the backend gave up half-way
@@ -50,6 +53,18 @@ class Overloaded(OstinatoError, RuntimeError):
     def __init__(self, reason: str, *, retry_after_s: int) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(reason)
+
+
+class DeadlineMissed(OstinatoError, TimeoutError):
+    """An answer that would come too late to be of use."""
+
+
+class Superseded(OstinatoError, RuntimeError):
+    """A request that was dropped because its session has sent a newer one."""
+
+
+class UnsafeActions(OstinatoError, RuntimeError):
+    """A policy's actions are not finite or out of bounds; they are not sent."""
 
 
 class RouteUnavailable(OstinatoError, RuntimeError):

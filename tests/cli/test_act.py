@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import ostinato
-from ostinato.cli import act as command
+from ostinato.cli import act_once as command
 from ostinato.cli import main
 from ostinato.cli.observation_file import read_observation
 from ostinato.errors import ConfigError, InputError
@@ -134,7 +134,7 @@ def test_images_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "act wants --observation FILE"),
+        ([], "act wants one of --observation FILE and --replay DIR"),
         (["--observation", "/missing.npz"], "--observation '/missing.npz': No such file"),
     ],
 )

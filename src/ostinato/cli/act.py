@@ -1,19 +1,20 @@
-"""``ostinato act``: one observation in, a chunk of actions out, and how it was served."""
+"""``ostinato act``: a policy without a server, on one observation or on recorded requests."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ostinato.cli import flags
-from ostinato.errors import ConfigError, InputError
+from ostinato.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ostinato.policy.flux3_action.policy import ActionPolicy
-
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "--model-path", help="With --replay: unless it is the recorded one."),
+]
 Variant = Annotated[str, typer.Option(help="The package's folder below variants/.")]
 Offload = Annotated[
     bool, typer.Option("--offload-text-encoder", help="Keep the text encoder on the host.")
@@ -21,9 +22,13 @@ Offload = Annotated[
 
 
 def act(
-    model: flags.Model,
+    model: Model = None,
     observation: Annotated[
         Path | None, typer.Option(help="A .json (with image files), .npz or .safetensors.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Directory of serve --record: run its requests again and compare."),
     ] = None,
     as_json: flags.AsJson = False,
     device: flags.Device = "auto",
@@ -32,12 +37,44 @@ def act(
     offload_text_encoder: Offload = False,
     disable_cuda_graph: flags.NoGraph = False,
 ) -> None:
-    """Ask a robot policy for the actions that one observation calls for.
+    """Ask a robot policy for actions: for one observation, or for recorded requests again.
 
-    The answer is then computed again directly; exit status 1 where a recorded one differs.
+    An observation's answer is computed again directly. Exit status 1 where answers that should be
+    the same differ.
     """
-    if observation is None:
-        raise ConfigError("act wants --observation FILE")
+    if (observation is None) == (replay is None):
+        raise ConfigError("act wants one of --observation FILE and --replay DIR")
+    if observation is not None:
+        if model is None:
+            raise ConfigError("act --observation wants --model")
+        _once(
+            observation,
+            model,
+            as_json=as_json,
+            device=device,
+            dtype=dtype,
+            variant=variant,
+            offload_text_encoder=offload_text_encoder,
+            is_direct=disable_cuda_graph,
+        )
+    if replay is not None:
+        if dtype != "auto" or variant != "base" or offload_text_encoder:
+            raise ConfigError("--dtype, --variant and --offload-text-encoder go with --observation")
+        _again(replay, model, as_json=as_json, device=device, is_direct=disable_cuda_graph)
+
+
+def _once(
+    observation: Path,
+    model: str,
+    *,
+    as_json: bool,
+    device: str,
+    dtype: str,
+    variant: str,
+    offload_text_encoder: bool,
+    is_direct: bool,
+) -> None:
+    from ostinato.cli.act_once import answer_to, as_text, load
     from ostinato.cli.observation_file import read_observation
 
     given = read_observation(observation)
@@ -47,7 +84,7 @@ def act(
         dtype=dtype,
         variant=variant,
         offload_text_encoder=offload_text_encoder,
-        is_direct=disable_cuda_graph,
+        is_direct=is_direct,
     )
     try:
         answer = answer_to(policy, given)
@@ -57,65 +94,24 @@ def act(
     raise typer.Exit(0 if answer["verdict"] in ("bit-exact", None) else 1)
 
 
-def load(
-    model: str,
-    *,
-    device: str,
-    dtype: str,
-    variant: str,
-    offload_text_encoder: bool,
-    is_direct: bool,
-) -> ActionPolicy:
-    """The policy that the flags and the switches ask for, recorded and ready."""
-    import torch
-
-    import ostinato
-    from ostinato.cli.config import DTYPES, resolve_settings
+def _again(
+    directory: Path, model: str | None, *, as_json: bool, device: str, is_direct: bool
+) -> None:
+    from ostinato.cli.act_replay import recorded_model, replay, summary_text
+    from ostinato.cli.config import resolve_settings
     from ostinato.cli.device import resolve_device
+    from ostinato.cli.policy_wiring import load_policy_service
+    from ostinato.cli.progress import progress_bar
 
     settings = resolve_settings(device=device, is_recording_on=not is_direct)
     chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
-    name = flags.dtype_of(dtype)
-    if name is not None and name not in DTYPES:
-        raise ConfigError(f"--dtype {dtype!r}; expected auto, {', '.join(DTYPES)}")
-    return ostinato.load_policy(
-        model,
-        device=chosen,
-        dtype=None if name is None else getattr(torch, name),
-        variant=variant,
-        enable_cuda_graph=settings.is_recording_on,
-        offload_text_encoder=offload_text_encoder,
-    )
-
-
-def answer_to(policy: ActionPolicy, observation: dict[str, Any]) -> dict[str, Any]:
-    """Plain values: actions in robot units, routes by region, milliseconds, and the verdict.
-
-    Waits for the comparison with the direct call. A camera or a state that is missing is an
-    ``InputError``.
-    """
+    service = load_policy_service(model or recorded_model(directory), settings, device=chosen)
     try:
-        result = policy.infer(observation)
-    except KeyError as error:
-        raise InputError(str(error.args[0])) from None
-    policy.wait_idle()
-    return {
-        "actions": result["actions"].tolist(),
-        "model_actions": result["model_actions"].tolist(),
-        "recording": result["recording"],
-        "verdict": policy.metadata["runtime"]["verdict"],
-        "timings_ms": {n.removesuffix("_ms"): t for n, t in result["timings"].items()},
-        "cache": result["cache"],
-    }
-
-
-def as_text(answer: dict[str, Any]) -> str:
-    """One action a line, then routes, times and the verdict."""
-    lines = [
-        f"{i:3}: " + " ".join(f"{value:9.4f}" for value in action)
-        for i, action in enumerate(answer["actions"])
-    ]
-    lines += [f"{region}: {how}" for region, how in answer["recording"].items()]
-    lines.append(", ".join(f"{n} {t:.1f} ms" for n, t in answer["timings_ms"].items()))
-    lines.append(f"recorded against direct: {answer['verdict'] or 'nothing is recorded'}")
-    return "\n".join(lines)
+        service.warm_up()
+        with progress_bar("replaying", is_quiet=as_json) as progress:
+            report = replay(directory, service, progress=progress)
+    finally:
+        service.close()
+    summary = report.summary()
+    typer.echo(json.dumps(summary) if as_json else summary_text(summary))
+    raise typer.Exit(0 if report.is_good else 1)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.errors import ConfigError
+from ostinato.serve.openpi.actions import parse_bounds
+from ostinato.serve.openpi.intake import IntakeSettings
+from ostinato.serve.openpi.settings import RobotSettings
 from ostinato.serve.settings import MediaPolicy, ServerSettings
 
 DEVICES = ("auto", "cuda", "cpu")
@@ -17,6 +20,10 @@ RECORDING_SWITCHES = ("OSTINATO_VIT_CUDA_GRAPH", "SGLANG_VIT_ENABLE_CUDA_GRAPH")
 """Ours first: where both are set, ours decides."""
 TOP_PATCHES = {"cuda": 16_384, "cpu": 1024}
 """The largest recorded size where no flag says another; on the CPU a warm-up takes long."""
+
+
+PORTS = {"encoder": 30000, "policy": 8000}
+"""Where a server listens unless a flag says otherwise: where its clients look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def resolve_settings(
     *,
     device: str = "auto",
     host: str = "127.0.0.1",
-    port: int = 30000,
+    port: int | None = None,
     api_key: str | None = None,
     environ: Mapping[str, str] | None = None,
     is_recording_on: bool = True,
@@ -87,6 +94,7 @@ def resolve_settings(
     _one_of("device", device, DEVICES)
     if encoder.dtype is not None:
         _one_of("dtype", encoder.dtype, DTYPES)
+    port = PORTS["encoder"] if port is None else port
     _in_range("port", port, 0, 65535)
     _in_range("cache-bytes", cache_bytes, 0, 1 << 50)
     if encoder.top_patches is not None:
@@ -107,6 +115,33 @@ def resolve_settings(
         served_name=served_name,
         cache_bytes=cache_bytes,
     )
+
+
+def resolve_robots(
+    *,
+    rename: Sequence[str] = (),
+    resize_cameras: bool = False,
+    keep_warm_s: float = 10.0,
+    record: Path | None = None,
+    record_bytes: int = 2**30,
+    action_bounds: str | None = None,
+    clamp_actions: bool = False,
+) -> RobotSettings:
+    """Flags of a policy server; ``rename`` holds ``SENT=DECLARED`` each."""
+    pairs = [pair.partition("=") for pair in rename]
+    for pair, (sent, _, name) in zip(rename, pairs, strict=True):
+        if not sent or not name:
+            raise ConfigError(f"rename {pair!r}: expected SENT=DECLARED")
+    if not 0 <= keep_warm_s <= 86_400:
+        raise ConfigError(f"keep-warm {keep_warm_s}: expected 0 (never) to 86400 seconds")
+    _in_range("record-bytes", record_bytes, 1, 1 << 50)
+    if clamp_actions and action_bounds is None:
+        raise ConfigError("clamp-actions needs action-bounds to clamp to")
+    bounds = None
+    if action_bounds is not None:
+        bounds = parse_bounds(action_bounds, is_clamped=clamp_actions)
+    intake = IntakeSettings({sent: name for sent, _, name in pairs}, resize_cameras)
+    return RobotSettings(intake, bounds, keep_warm_s, record, record_bytes)
 
 
 def _one_of(name: str, value: str, known: Sequence[str]) -> None:

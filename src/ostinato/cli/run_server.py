@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import uvicorn
+from fastapi import FastAPI
 
 from ostinato.cli.greeting import Echo, greet
 from ostinato.serve.app import build_app
@@ -16,6 +19,22 @@ from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
 
 WARM_UP_LIMIT_S = 3600.0
+
+
+def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
+    """Decision 0012. Raw images are large and do not compress in the time that there is."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        lifespan="on",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_per_message_deflate=False,
+        ws_ping_interval=settings.ping_interval_s,
+        ws_ping_timeout=settings.ping_timeout_s,
+    )
 
 
 def wait_until_listening(server: uvicorn.Server, limit_s: float = 60.0) -> None:
@@ -34,13 +53,16 @@ def run_server(
     is_once: bool,
     echo: Echo,
     is_greeting: bool = True,
+    app: FastAPI | None = None,
+    greeting: Callable[[ServerSettings, Echo], None] = greet,
 ) -> int:
-    """Serve until stopped; with ``is_once`` only the greeting. Returns an exit status."""
-    app = build_app(service, settings)
+    """Serve until stopped; with ``is_once`` only the greeting. Returns an exit status.
+
+    ``app``: built around ``service``; the encoder server's unless given.
+    """
+    app = app or build_app(service, settings)
     device: DeviceThread = app.state.device
-    config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, log_level="warning", ws="none", lifespan="on"
-    )
+    config = uvicorn_config(app, settings)
     listener = config.bind_socket()
     # asyncio does this for sockets that it made itself; without it every reply waits 40 ms
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -54,8 +76,10 @@ def run_server(
             if phase is not Phase.READY:
                 raise RuntimeError(f"the warm-up ended as {phase.value}: {device.error}")
             wait_until_listening(server)
+            gc.collect()
+            gc.freeze()  # a full collection of all that was loaded holds every thread for 0.1 s
             if is_greeting:
-                greet(settings, echo)
+                greeting(settings, echo)
             if not is_once:
                 echo(f"serving {service.name} on http://{settings.host}:{settings.port}")
         except Exception as error:
@@ -71,5 +95,6 @@ def run_server(
     except KeyboardInterrupt:
         echo("stopped")
     finally:
+        gc.unfreeze()
         listener.close()
     return 1 if failures else 0

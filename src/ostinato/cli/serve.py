@@ -5,12 +5,26 @@ from __future__ import annotations
 import logging
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ostinato.cli import flags
+from ostinato.errors import ConfigError
 
+if TYPE_CHECKING:
+    from ostinato.cli.config import Settings
+    from ostinato.serve.openpi.settings import RobotSettings
+
+POLICY_FLAGS = (
+    *("rename", "resize_cameras", "action_bounds", "clamp_actions", "keep_warm"),
+    *("record", "record_bytes"),
+)
+ENCODER_FLAGS = (
+    *("encoder_only", "top_patches", "ladder_ratio", "numerics", "cache_bytes", "max_batch"),
+    *("max_items", "max_image_pixels", "workers", "allow_files", "allow_hosts"),
+)
+ARTICLES = {"encoder": "an", "policy": "a"}
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -19,7 +33,10 @@ def serve(
     model: flags.Model,
     device: flags.Device = "auto",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free one.")] = 30000,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port; 0 for any free one. 30000 for encoders, 8000 for policies."),
+    ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,
     encoder_only: Annotated[
         bool, typer.Option("--encoder-only", help="Serve the vision encoder alone.")
@@ -57,21 +74,42 @@ def serve(
     allow_hosts: Annotated[
         str, typer.Option(help="Host names, comma between, from which http(s):// URLs are fetched.")
     ] = "",
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(help="Policies: SENT=DECLARED, a name that robots send; may be repeated."),
+    ] = None,
+    resize_cameras: Annotated[
+        bool, typer.Option("--resize-cameras", help="Policies: take cameras of other sizes.")
+    ] = False,
+    action_bounds: Annotated[
+        str | None,
+        typer.Option(help="Policies: LOW:HIGH for all dimensions, or one each, comma between."),
+    ] = None,
+    clamp_actions: Annotated[
+        bool, typer.Option("--clamp-actions", help="Policies: clamp to the bounds, and say so.")
+    ] = False,
+    keep_warm: Annotated[
+        float, typer.Option(help="Policies: seconds of silence before a call of our own; 0 never.")
+    ] = 10.0,
+    record: Annotated[
+        Path | None, typer.Option(help="Policies: directory for the newest requests and replies.")
+    ] = None,
+    record_bytes: Annotated[int, typer.Option(help="Policies: its largest size.")] = 2**30,
     skip_server_warmup: Annotated[
         bool, typer.Option("--skip-server-warmup", help="Do not greet the fresh server.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Leave after the greeting.")] = False,
 ) -> None:
-    """Serve a vision encoder over HTTP (POST /pooling)."""
-    from ostinato.cli.config import EncoderSettings, resolve_settings
+    """Serve a vision encoder (POST /pooling), or a policy to robots (websocket, POST)."""
+    from ostinato.cli.config import PORTS, EncoderSettings, resolve_robots, resolve_settings
     from ostinato.cli.device import resolve_device
-    from ostinato.cli.progress import progress_bar
-    from ostinato.cli.run_server import run_server
+    from ostinato.cli.policy_wiring import is_policy
     from ostinato.cli.sglang_flags import check_unknown
-    from ostinato.cli.wiring import load_service
 
     check_unknown(context.args, typer.echo)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    kind = "policy" if is_policy(model) else "encoder"
+    refuse_flags(context, kind)
     encoder = EncoderSettings(
         flags.dtype_of(dtype),
         numerics,
@@ -84,7 +122,7 @@ def serve(
     settings = resolve_settings(
         device=device,
         host=host,
-        port=port,
+        port=PORTS[kind] if port is None else port,
         api_key=api_key,
         is_recording_on=not disable_cuda_graph,
         served_name=served_model_name,
@@ -97,16 +135,72 @@ def serve(
         max_items=max_items,
         max_body_bytes=max_body_bytes,
     )
+    robots = resolve_robots(
+        rename=rename or (),
+        resize_cameras=resize_cameras,
+        keep_warm_s=keep_warm,
+        record=record,
+        record_bytes=record_bytes,
+        action_bounds=action_bounds,
+        clamp_actions=clamp_actions,
+    )
     chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
-    part = "" if encoder_only else ", the vision encoder alone"
+    part = ", the vision encoder alone" if kind == "encoder" and not encoder_only else ""
     typer.echo(f"ostinato {version('ostinato')}: {model}{part} on {chosen}")
-    with progress_bar("recording") as progress:
-        service = load_service(model, settings, device=chosen, progress=progress)
-        status = run_server(
-            service,
-            settings.server,
-            is_once=once,
-            is_greeting=not skip_server_warmup,
-            echo=typer.echo,
-        )
+    is_greeting = not skip_server_warmup
+    if kind == "policy":
+        status = _run_policy(model, settings, robots, chosen, once, is_greeting)
+    else:
+        status = _run_encoder(model, settings, chosen, once, is_greeting)
     raise typer.Exit(status)
+
+
+def refuse_flags(context: typer.Context, kind: str) -> None:
+    """``ConfigError`` for a flag that was given and means nothing for this kind of model."""
+    other = POLICY_FLAGS if kind == "encoder" else ENCODER_FLAGS
+    for name in other:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} was given; expected no such flag for {ARTICLES[kind]} {kind}"
+            )
+
+
+def _run_encoder(
+    model: str, settings: Settings, device: str, is_once: bool, is_greeting: bool
+) -> int:
+    from ostinato.cli.progress import progress_bar
+    from ostinato.cli.run_server import run_server
+    from ostinato.cli.wiring import load_service
+
+    with progress_bar("recording") as progress:
+        service = load_service(model, settings, device=device, progress=progress)
+        return run_server(
+            service, settings.server, is_once=is_once, is_greeting=is_greeting, echo=typer.echo
+        )
+
+
+def _run_policy(
+    model: str,
+    settings: Settings,
+    robots: RobotSettings,
+    device: str,
+    is_once: bool,
+    is_greeting: bool,
+) -> int:
+    from ostinato.cli.policy_greeting import greet_policy
+    from ostinato.cli.policy_wiring import load_policy_service
+    from ostinato.cli.run_server import run_server
+    from ostinato.serve.openpi.app import build_policy_app
+
+    service = load_policy_service(model, settings, device=device)
+    return run_server(
+        service,
+        settings.server,
+        is_once=is_once,
+        is_greeting=is_greeting,
+        echo=typer.echo,
+        app=build_policy_app(service, settings.server, robots),
+        greeting=greet_policy,
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from ostinato.serve.device_thread import DeviceThread
 from ostinato.serve.guard import install_guard
@@ -39,21 +39,38 @@ def build_app(service: Service, settings: ServerSettings) -> FastAPI:
     )
     metrics.watch(device)
     workers = ThreadPoolExecutor(settings.num_workers, thread_name_prefix="ostinato-request")
+    pooling = pooling_router(service, device, metrics, settings, workers)
+    return assemble(settings, metrics, device, workers, [models_router(service), pooling])
+
+
+def assemble(
+    settings: ServerSettings,
+    metrics: Metrics,
+    device: DeviceThread,
+    workers: ThreadPoolExecutor,
+    routers: Sequence[APIRouter],
+    *,
+    on_start: Callable[[], None] | None = None,
+    on_stop: Callable[[], None] | None = None,
+) -> FastAPI:
+    """What every server has (guard, health, metrics) and ``routers``; owns the threads given."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if on_start is not None:
+            on_start()
         device.start()
         try:
             yield
         finally:
             device.stop()
             workers.shutdown(wait=False, cancel_futures=True)
+            if on_stop is not None:
+                on_stop()
 
     app = FastAPI(title="Ostinato", version=installed_version(), lifespan=lifespan)
     app.state.device = device
     install_guard(app, settings, metrics)
-    app.include_router(health_router(device))
-    app.include_router(metrics_router(metrics))
-    app.include_router(models_router(service))
-    app.include_router(pooling_router(service, device, metrics, settings, workers))
+    for router in (health_router(device), metrics_router(metrics), *routers):
+        app.include_router(router)
     return app

@@ -1,7 +1,8 @@
 """The one thread that owns the device, behind a bounded queue.
 
 Handlers hand requests over and wait for futures; the event loop never computes. Requests that
-arrive together are served together. It knows the service protocol and nothing of HTTP.
+arrive together are served together; who is next is the queue's business (``queues.py``). It knows
+the service protocol and nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 from ostinato.errors import Overloaded
+from ostinato.serve.queues import Dropped, Fifo, Turn, Waiting, WaitingQueue
 from ostinato.serve.service import Reply, Request, Service
 
 logger = logging.getLogger(__name__)
@@ -31,15 +33,12 @@ class Phase(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: Request
-    future: Future[Reply]
-    since_s: float
-
-
 class DeviceThread:
-    """Warms a service up and serves its queue until it is stopped."""
+    """Warms a service up and serves its queue until it is stopped.
+
+    ``is_open_early``: requests may wait for the end of the warm-up instead of being refused.
+    ``on_idle`` is called, on the thread, whenever nothing was served for ``idle_s``.
+    """
 
     def __init__(
         self,
@@ -49,6 +48,10 @@ class DeviceThread:
         max_queued_bytes: int = 4 << 30,
         max_batch: int = 32,
         on_batch: Callable[[int], None] = lambda num_requests: None,
+        queue: WaitingQueue | None = None,
+        is_open_early: bool = False,
+        idle_s: float | None = None,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._service = service
         self._max_queued = max_queued
@@ -56,7 +59,10 @@ class DeviceThread:
         self._max_batch = max_batch
         self._on_batch = on_batch
         self._queued_bytes = 0
-        self._queue: deque[_Waiting] = deque()
+        self._queue: WaitingQueue = Fifo() if queue is None else queue
+        self._is_open_early = is_open_early
+        self._idle_s = idle_s
+        self._on_idle = on_idle
         self._changed = threading.Condition()
         self._phase = Phase.STARTING
         self._error: BaseException | None = None
@@ -86,24 +92,29 @@ class DeviceThread:
             self._changed.wait_for(lambda: self._phase is not Phase.STARTING, timeout_s)
             return self._phase
 
-    def submit(self, request: Request) -> Future[Reply]:
+    def submit(self, request: Request, turn: Turn | None = None) -> Future[Reply]:
         """Queue a request. Raises ``Overloaded`` when the thread is not ready or the queue full.
 
-        A future that is cancelled before its turn is skipped.
+        A future that is cancelled before its turn frees its place at once.
         """
-        return self.submit_all([request])[0]
+        return self.submit_all([request], turn)[0]
 
-    def submit_all(self, requests: Sequence[Request]) -> list[Future[Reply]]:
+    def submit_all(
+        self, requests: Sequence[Request], turn: Turn | None = None
+    ) -> list[Future[Reply]]:
         """Queue all of them side by side, or none (``Overloaded``)."""
         num_bytes = sum(request.num_bytes for request in requests)
         with self._changed:
             self._check(len(requests), num_bytes)
             now_s = time.monotonic()
-            waiting = [_Waiting(request, Future(), now_s) for request in requests]
-            self._queue.extend(waiting)
+            waiting = [Waiting(request, now_s, turn) for request in requests]
             self._queued_bytes += num_bytes
+            dropped = self._queue.add(waiting)
             self._changed.notify_all()
-            return [item.future for item in waiting]
+        self._refuse(dropped)
+        for item in waiting:
+            item.future.add_done_callback(partial(self._forget, item))
+        return [item.future for item in waiting]
 
     def check_room(self, num_requests: int = 1) -> None:
         """Raise the ``Overloaded`` that ``submit`` would raise now, before work is spent."""
@@ -111,7 +122,8 @@ class DeviceThread:
             self._check(num_requests, 0)
 
     def _check(self, num_requests: int, num_bytes: int) -> None:
-        if self._phase is not Phase.READY:
+        is_early = self._is_open_early and self._phase is Phase.STARTING
+        if self._phase is not Phase.READY and not is_early:
             raise Overloaded(f"the model is {self._phase.value}", retry_after_s=1)
         waiting = len(self._queue)
         retry_after_s = max(1, math.ceil(waiting * self._request_s))
@@ -141,8 +153,11 @@ class DeviceThread:
             self._service.warm_up()
             self._log_events()
             self._enter(Phase.READY)
-            while batch := self._take():
-                self._serve(batch)
+            while (batch := self._take()) is not None:
+                if batch:
+                    self._serve(batch)
+                else:
+                    self._idle()
         except BaseException as error:
             logger.exception("the device thread ends")
             self._error = error
@@ -159,25 +174,48 @@ class DeviceThread:
             self._changed.notify_all()
 
     def _cancel_waiting(self) -> None:
-        while self._queue:
-            self._queue.popleft().future.cancel()
+        for item in self._queue.drain():
+            item.future.cancel()
         self._queued_bytes = 0
 
-    def _take(self) -> list[_Waiting]:
-        """The requests that wait now, at most one batch; empty when it is time to stop."""
+    def _forget(self, item: Waiting, _: Future[Reply]) -> None:
+        """After its end: a request whose caller has gone does not wait any longer."""
         with self._changed:
-            while True:
-                self._changed.wait_for(lambda: self._queue or self._phase is not Phase.READY)
+            if self._queue.discard(item):
+                self._queued_bytes -= item.request.num_bytes
+
+    def _refuse(self, dropped: Sequence[Dropped]) -> None:
+        with self._changed:
+            self._queued_bytes -= sum(item.request.num_bytes for item, _ in dropped)
+        for item, error in dropped:
+            item.refuse(error)
+
+    def _take(self) -> list[Waiting] | None:
+        """One batch of who is next; nobody after a pause; ``None`` when it is time to stop."""
+        while True:
+            with self._changed:
+                is_due = self._changed.wait_for(
+                    lambda: len(self._queue) or self._phase is not Phase.READY, self._idle_s
+                )
                 if self._phase is not Phase.READY:
+                    return None
+                if not is_due:
                     return []
-                count = min(len(self._queue), self._max_batch)
-                taken = [self._queue.popleft() for _ in range(count)]
+                taken, dropped = self._queue.take(self._max_batch, time.monotonic())
                 self._queued_bytes -= sum(item.request.num_bytes for item in taken)
                 batch = [item for item in taken if item.future.set_running_or_notify_cancel()]
-                if batch:
-                    return batch
+            self._refuse(dropped)
+            if batch:
+                return batch
 
-    def _serve(self, batch: list[_Waiting]) -> None:
+    def _idle(self) -> None:
+        try:
+            self._on_idle()
+        except Exception:
+            logger.exception("the call that keeps the device warm failed")
+        self._log_events()
+
+    def _serve(self, batch: list[Waiting]) -> None:
         began_s = time.monotonic()
         self._on_batch(len(batch))
         try:

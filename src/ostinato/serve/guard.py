@@ -9,22 +9,27 @@ import hmac
 import logging
 import re
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from ostinato.errors import InputError, Overloaded
+from ostinato.errors import DeadlineMissed, InputError, Overloaded, Superseded, UnsafeActions
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/healthz", "/readyz"})
+KEY_SCHEMES = ("Bearer", "Api-Key")
 
 
 class BodyTooLarge(InputError):
@@ -56,10 +61,10 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def has_key(request: Request, api_key: str) -> bool:
-    """True for ``Authorization: Bearer KEY``, compared in constant time."""
-    given = request.headers.get("authorization", "")
-    return hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode())
+def has_key(request: HTTPConnection, api_key: str) -> bool:
+    """True for ``Authorization: Bearer KEY`` and openpi's ``Api-Key KEY``, in constant time."""
+    given = request.headers.get("authorization", "").encode()
+    return any(hmac.compare_digest(given, f"{scheme} {api_key}".encode()) for scheme in KEY_SCHEMES)
 
 
 def error_body(
@@ -75,8 +80,23 @@ def rule_of(error: Exception) -> str | None:
     return found[1] if found else None
 
 
-def error_reply(error: Exception, request_id: str) -> JSONResponse:
-    """The status and the words a client gets for an error."""
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """What a client is told of an error, over HTTP or a websocket."""
+
+    status: int
+    message: str
+    kind: str
+    code: str | None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        return error_body(self.message, self.kind, self.code, self.param)
+
+
+def error_facts(error: Exception, request_id: str) -> ErrorFacts:
+    """The status and the words for an error; what nobody raised on purpose is logged and hidden."""
     if isinstance(error, InputError):
         status, code = 400, rule_of(error)
         if isinstance(error, BodyTooLarge):
@@ -84,16 +104,24 @@ def error_reply(error: Exception, request_id: str) -> JSONResponse:
         elif isinstance(error, UnknownModel):
             status, code = 404, "model_not_found"
         param = error.place if isinstance(error, RefusedItem) else None
-        return JSONResponse(error_body(str(error), "invalid_request_error", code, param), status)
+        return ErrorFacts(status, str(error), "invalid_request_error", code, param)
     if isinstance(error, Overloaded | CancelledError):
         message, retry_after_s = "the server is stopping", 1
         if isinstance(error, Overloaded):
             message, retry_after_s = str(error), error.retry_after_s
         headers = {"Retry-After": str(retry_after_s)}
-        return JSONResponse(error_body(message, "server_error", "overloaded"), 503, headers)
+        return ErrorFacts(503, message, "server_error", "overloaded", headers=headers)
+    if isinstance(error, DeadlineMissed | Superseded | UnsafeActions):
+        status = {DeadlineMissed: 504, Superseded: 409, UnsafeActions: 500}[type(error)]
+        return ErrorFacts(status, str(error), "server_error", rule_of(error))
     logger.error("request %s failed", request_id, exc_info=error)
-    message = f"internal error {request_id}"
-    return JSONResponse(error_body(message, "server_error", "internal_error"), 500)
+    return ErrorFacts(500, f"internal error {request_id}", "server_error", "internal_error")
+
+
+def error_reply(error: Exception, request_id: str) -> JSONResponse:
+    """The same as an HTTP reply."""
+    facts = error_facts(error, request_id)
+    return JSONResponse(facts.body(), facts.status, facts.headers)
 
 
 class Guard:
@@ -106,6 +134,11 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the app answer, with the request's id."""
+        api_key = self._settings.api_key
+        if scope["type"] == "websocket" and api_key and not has_key(HTTPConnection(scope), api_key):
+            self._metrics.count_refusal(401)
+            await WebSocket(scope, receive, send).send_denial_response(_no_key())
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -124,7 +157,6 @@ class Guard:
                     self._metrics.count_refusal(message["status"])
             await send(message)
 
-        api_key = self._settings.api_key
         if api_key is not None and not is_open and not has_key(request, api_key):
             await _no_key()(scope, receive, send_with_id)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from ostinato.serve.device_thread import DeviceThread, Phase
 
@@ -17,10 +17,16 @@ def health_router(device: DeviceThread) -> APIRouter:
         headers = {} if is_good else {"Retry-After": "1"}
         return JSONResponse({"status": device.phase.value}, status, headers)
 
+    def is_alive() -> bool:
+        return device.phase in {Phase.STARTING, Phase.READY}
+
     @router.get("/health")
-    @router.get("/healthz")
     async def alive() -> JSONResponse:
-        return answer(device.phase in {Phase.STARTING, Phase.READY})
+        return answer(is_alive())
+
+    @router.get("/healthz")
+    async def alive_in_a_word() -> PlainTextResponse:  # openpi's servers say this and no more
+        return PlainTextResponse("OK\n") if is_alive() else PlainTextResponse("failed\n", 503)
 
     @router.get("/readyz")
     async def ready() -> JSONResponse:

@@ -13,6 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 
+def _array_bytes(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_array_bytes, value.values()))
+    return value.nbytes if isinstance(value, np.ndarray) else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Inputs of one request (for an encoder: one image or video), by name: plain values, bytes
@@ -23,8 +29,8 @@ class Request:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its arrays, for the bound of the queue."""
-        return sum(v.nbytes for v in self.inputs.values() if isinstance(v, np.ndarray))
+        """Bytes of its arrays, those in maps included, for the bound of the queue."""
+        return _array_bytes(self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,11 @@ class MediaPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Bounds and access of one server. ``api_key`` is asked for on everything but health."""
+    """Bounds and access of one server. ``api_key`` is asked for on everything but health.
+
+    ``max_body_bytes`` holds for a websocket message too. Pings go out every ``ping_interval_s``; a
+    client that answers none for ``ping_timeout_s`` is gone.
+    """
 
     host: str = "127.0.0.1"
     port: int = 30000
@@ -34,4 +38,6 @@ class ServerSettings:
     max_items: int = 64
     max_body_bytes: int = 64 * 2**20
     num_workers: int = 8
+    ping_interval_s: float = 20.0
+    ping_timeout_s: float = 20.0
     media: MediaPolicy = field(default_factory=MediaPolicy)

@@ -1,0 +1,1 @@
+"""Serves policies to robots: openpi, RoboArena, and actions over HTTP."""
