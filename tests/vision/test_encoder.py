@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 import ostinato
 from ostinato.errors import InputError
+from ostinato.kernels.gate import Numerics, current_numerics
+from ostinato.layers import norm as layers_norm
 from ostinato.recording.graphed import shared_runner
 from ostinato.vision.contract import Grid
 from ostinato.vision.encoder import Encoded, Encoder
@@ -215,3 +217,24 @@ def test_a_plan_is_remembered_until_the_recordings_change() -> None:
     assert sorted(after.packing.order) == [0, 1]
     assert all(call.padded is not None and call.num_bytes > 0 for call in after.calls)
     encoder.close()
+
+
+@pytest.mark.parametrize("numerics", ["fast", "reference"])
+def test_recordings_and_direct_calls_know_the_numerics(
+    numerics: Numerics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    norm = layers_norm.layer_norm
+
+    def noting(*args: Any) -> torch.Tensor:
+        seen.append(current_numerics())
+        return norm(*args)
+
+    monkeypatch.setattr(layers_norm, "layer_norm", noting)
+    encoder = ostinato.load_encoder("tiny-qwen3-vl", top_patches=64, numerics=numerics)
+    recorded = len(seen)
+    large = [(1, 10, 10)]
+    assert encoder.encode_patches(patches_for(encoder, large), large)[0].route.route == "direct"
+    assert recorded > 0 and len(seen) > recorded and set(seen) == {numerics}
+    encoder.close()
+    assert current_numerics() == "fast"

@@ -38,6 +38,7 @@ def load(
         dtype=None if name is None else getattr(torch, name),
         variant=variant,
         enable_cuda_graph=settings.is_recording_on,
+        graph=ostinato.GraphConfig(cache_dir=settings.cache_on(chosen)),
         offload_text_encoder=offload_text_encoder,
     )
 

@@ -54,6 +54,11 @@ class Settings:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     served_name: str | None = None
     cache_bytes: int = 0
+    cache_dir: Path | None = None
+
+    def cache_on(self, device: str) -> Path | None:
+        """Where tables of times are kept, so that a second start is short; a CPU needs none."""
+        return self.cache_dir if device == "cuda" else None
 
 
 def read_switch(environ: Mapping[str, str]) -> bool:
@@ -114,6 +119,7 @@ def resolve_settings(
         encoder=encoder,
         served_name=served_name,
         cache_bytes=cache_bytes,
+        cache_dir=Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ostinato",
     )
 
 

@@ -201,7 +201,9 @@ def load_policy_service(model: str, settings: Settings, *, device: str) -> Polic
         device=device,
         dtype=None if chosen.dtype is None else getattr(torch, chosen.dtype),
         graph=ostinato.GraphConfig(
-            mode="auto" if settings.is_recording_on else "off", budget_bytes=chosen.budget_bytes
+            mode="auto" if settings.is_recording_on else "off",
+            budget_bytes=chosen.budget_bytes,
+            cache_dir=settings.cache_on(device),
         ),
         warm_up=False,
     )

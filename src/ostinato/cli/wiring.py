@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from ostinato.vision.preprocess import (
 from ostinato.vision.preprocess import load_config as load_processing
 from ostinato.weights.config import read_config, read_json
 from ostinato.weights.files import find_shipped, open_files
+
+if TYPE_CHECKING:
+    from ostinato.kernels.gate import Numerics
 
 Progress = Callable[[int, int], None]
 IMAGE_OPTIONS = frozenset({"min_pixels", "max_pixels"})
@@ -276,13 +279,14 @@ def load_encoder(
         mode="auto" if settings.is_recording_on else "off",
         budget_bytes=chosen.budget_bytes,
         ladder_ratio=chosen.ladder_ratio,
+        cache_dir=settings.cache_on(device),
     )
     return ostinato.load_encoder(
         model,
         device=device,
         dtype=None if chosen.dtype is None else getattr(torch, chosen.dtype),
         graph=graph,
-        numerics=chosen.numerics,
+        numerics=cast("Numerics", chosen.numerics),  # load_encoder refuses another name
         top_patches=chosen.top_patches_on(device),
         warm_up=warm_up,
         workers=chosen.num_workers,

@@ -40,6 +40,7 @@ def load_policy(
     request. ``warm_up``: record now, else after the first requests. Raises ``WeightsError``,
     ``ConfigError`` or ``DeviceError``.
     """
+    from ostinato.kernels.select import selector_of
     from ostinato.policy.flux3_action.load import load_model
     from ostinato.policy.flux3_action.policy import ActionPolicy
     from ostinato.recording.config import GraphConfig
@@ -54,6 +55,8 @@ def load_policy(
         revision=revision,
         text_device=torch.device("cpu") if offload_text_encoder else None,
     )
+    if graph is not None and graph.cache_dir is not None:
+        selector_of(_device(device)).keep_in(Path(graph.cache_dir).expanduser())
     policy = ActionPolicy(
         loaded,
         enable_cuda_graph=enable_cuda_graph,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, InputError
+from ostinato.kernels.gate import Numerics
 from ostinato.kernels.select import selector_of
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
@@ -268,7 +269,7 @@ def load_encoder(
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
     graph: GraphConfig | None = None,
-    numerics: str = "fast",
+    numerics: Numerics = "fast",
     quantization: str | None = None,
     top_patches: int = TOP_PATCHES,
     warm_up: bool = True,
@@ -282,8 +283,9 @@ def load_encoder(
     module (a tower or a model that has one). ``device``: ``auto`` is the module's own, else the GPU
     where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
     size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
-    size by size). ``limits``: what one image or video may cost. Raises
-    ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    size by size). ``limits``: what one image or video may cost. ``numerics``: ``reference``
+    lets only operators run fused that are bit-exact to torch's. Raises ``WeightsError``,
+    ``ConfigError`` or ``DeviceError``.
     """
     if numerics not in ("fast", "reference"):
         raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
@@ -296,7 +298,7 @@ def load_encoder(
         selector_of(where).keep_in(Path(graph.cache_dir).expanduser())
     runner = shared_runner(where, graph)
     rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
-    recorded = RecordedTower(tower, runner, graph, rungs)
+    recorded = RecordedTower(tower, runner, graph, rungs, numerics=numerics)
     preprocessor = Preprocessor(
         _processing(model, tower.config), limits=limits or Limits(), workers=workers
     )

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from ostinato.errors import RecordingRefused
+from ostinato.kernels.gate import Numerics, using_numerics
 from ostinato.recording.admission import DirectTimes
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
@@ -70,11 +71,21 @@ class Prepared:
 
 
 class RecordedTower:
-    """Serves layouts by rung or directly, from any thread. ``rungs``: the ladder, largest first."""
+    """Serves layouts by rung or directly, from any thread. ``rungs``: the ladder, largest first.
+
+    ``numerics`` says which operators may run fused, in recordings and direct calls alike.
+    """
 
     def __init__(
-        self, tower: Tower, runner: Runner, config: GraphConfig, rungs: Sequence[Rung]
+        self,
+        tower: Tower,
+        runner: Runner,
+        config: GraphConfig,
+        rungs: Sequence[Rung],
+        *,
+        numerics: Numerics = "fast",
     ) -> None:
+        self._numerics: Numerics = numerics
         self.tower = tower
         self.layouts = Layouts(tower.config)
         self.device = runner.device
@@ -137,6 +148,10 @@ class RecordedTower:
 
         ``patches``: (T, patch_width) on the device, its dtype.
         """
+        with using_numerics(self._numerics):
+            return self._run(patches, call)
+
+    def _run(self, patches: torch.Tensor, call: Prepared) -> tuple[EncoderOutput, Route]:
         result: EncoderOutput
         direct = self._direct(patches, call.layout)
         if call.padded is None or call.rung is None:
@@ -220,13 +235,14 @@ class RecordedTower:
         calls = [self._example_call(layout, seed) for seed, layout in enumerate(examples)]
         first = calls[0]
         try:
-            entry = self._served.record(
-                first.args,
-                first.kwargs,
-                rung={self._axis: rung.num_patches},
-                direct=first.direct,
-                gate_calls=calls,
-            )
+            with using_numerics(self._numerics):
+                entry = self._served.record(
+                    first.args,
+                    first.kwargs,
+                    rung={self._axis: rung.num_patches},
+                    direct=first.direct,
+                    gate_calls=calls,
+                )
         except RecordingRefused:
             return
         if entry is None or not entry.is_alive:
