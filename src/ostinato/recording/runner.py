@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,8 @@ from ostinato.recording.region import Region
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Counters, Stats
 from ostinato.recording.store import Store
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -87,6 +90,16 @@ class Runner:
 
         entry: Entry = self.lane.run(job)
         return entry
+
+    def run_in_pool(self, call: Callable[[], T]) -> T:
+        """Call directly, in the memory that recordings use for temporaries: a direct call beside
+        recordings needs no memory of its own.
+
+        For jobs on the lane's thread (``lane.run_when_idle``): no replay may be under way. What the
+        call returns must not lie on the device, where the next replay would overwrite it.
+        """
+        generation = next(iter(reversed(list(self.cache))), None)
+        return call() if generation is None else generation.pool.warm_up(call)
 
     def stats(self, served: Served, *others: Served) -> Stats:
         """A snapshot of one region, or of several that count together, with the device's totals."""

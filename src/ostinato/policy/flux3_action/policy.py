@@ -255,7 +255,8 @@ class ActionPolicy:
 
     def _compare(self, canvas: Tensor, token: Tensor, call: Call, chunk: Tensor) -> None:
         """The first real answer again, directly: equal bytes, or no recording serves any more."""
-        direct = self._regions.direct(canvas, token, call).cpu()
+        assert self._runner is not None
+        direct = self._runner.run_in_pool(lambda: self._regions.direct(canvas, token, call).cpu())
         if torch.equal(direct.view(torch.int32), chunk.view(torch.int32)):
             self._verdict = "bit-exact"
             return
