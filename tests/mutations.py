@@ -523,9 +523,9 @@ def _blind_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @mutation("served.inputs_are_apart")
 def _inputs_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.recording.served import Served
+    from ostinato.recording.region import Region
 
-    monkeypatch.setattr(Served, "_share_memory", lambda self, tensors: False)
+    monkeypatch.setattr(Region, "shares_written", lambda self, tensors: False)
 
 
 @mutation("stats.nothing_is_counted")

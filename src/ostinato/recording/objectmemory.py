@@ -42,7 +42,8 @@ class ObjectWatch:
                 self._words = rawmemory.indices(addresses)
                 sized = [s for s in sized if not has_length(s)]
         self._sized = tuple(sized)
-        self._expected = self._facts()
+        self._lengths = list(map(len, self._sized))
+        self._expected = self._read()
 
     def _addresses(self) -> list[int] | None:
         offsets = function_offsets()
@@ -57,15 +58,16 @@ class ObjectWatch:
                 found.append(address)
         return found
 
-    def _facts(self) -> tuple[Any, ...]:
-        lengths = list(map(len, self._sized))
+    def _read(self) -> Any:
         if self._words is not None:
-            return rawmemory.read(self._words), lengths
+            return rawmemory.read(self._words)
         parts = [id(getattr(f, part)) for f in self._functions for part in _PARTS]
-        return lengths, list(map(type, self._instances)), parts
+        return list(map(type, self._instances)), parts
 
     def is_unchanged(self) -> bool:
-        return self._facts() == self._expected
+        return self._read() == self._expected and (
+            not self._sized or list(map(len, self._sized)) == self._lengths
+        )
 
 
 class ChangeCounts:

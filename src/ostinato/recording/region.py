@@ -91,6 +91,11 @@ class Region:
         given = self.gate_inputs(sizes) if callable(self.gate_inputs) else self.gate_inputs
         return [GateCall(*call) for call in given]
 
+    def shares_written(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True when a write to one input shows in another: their static copies are apart."""
+        storages = [t.untyped_storage().data_ptr() for t in tensors]
+        return any(storages.count(storages[i]) > 1 for i in self.writes)
+
     def why_sizes_differ(self, tensors: Sequence[torch.Tensor]) -> str | None:
         """What no recording can serve: inputs of one axis that disagree; None where they agree."""
         sizes: dict[Axis, int] = {}

@@ -1,8 +1,8 @@
 """One region in service: from a call to its route.
 
 The way of a call: arguments -> key -> ledger -> recording -> result. What is slow (recording,
-choosing among rungs) happens behind ``_choose``, which a call that finds its exact recording never
-enters.
+choosing among rungs, in ``choice.py``) happens behind ``_choose``, which a call that finds its
+exact recording never enters.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from ostinato.errors import RecordingRefused, RouteUnavailable, UnkeyableArgument
 from ostinato.recording import gate, tree
-from ostinato.recording.admission import is_worth_it
-from ostinato.recording.collection import Collection, rung_of
+from ostinato.recording.choice import Choice
+from ostinato.recording.collection import Collection
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.foreign import is_foreign
@@ -52,6 +52,7 @@ class Served:
         self.counters = counters
         self.ledger = Ledger(region.fn, is_private=region.is_private)
         self.recordings = Collection(runner, region, config, self.ledger, self.counters)
+        self._choice = Choice(region, config, self.ledger, self.recordings, runner.device.type)
         self._lane = runner.lane
         self._cache = runner.cache
         self._join = runner.lane.backend.join
@@ -121,7 +122,7 @@ class Served:
             and self._is_plain
             and forced_route() is None
             and not (key.modes[1] and self.ledger.requires_grad())
-            and not (self._written and self._share_memory(tensors))
+            and not (self._written and self.region.shares_written(tensors))
             and entry.is_apart(tensors)
         ):
             lane = self._lane
@@ -201,11 +202,6 @@ class Served:
         ):
             self._quick = QuickCheck.of(entry, key.generation, args)
 
-    def _share_memory(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True when a write to one input shows in another: their static copies are apart."""
-        storages = [t.untyped_storage().data_ptr() for t in tensors]
-        return any(storages.count(storages[i]) > 1 for i in self._written)
-
     def _addresses(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         return tuple([tensors[i].data_ptr() for i in self._in_place])
 
@@ -257,18 +253,11 @@ class Served:
 
     def _choose(self, request: Request) -> Any:
         forced = forced_route()
-        reason = self._reason_for_direct(request, forced)
-        if reason is not None:
-            return self._unrecorded(reason, request, forced)
-        rung, sizes = self._rung_for(request, forced)
-        exact = self._exact_for(request, forced)
-        if exact is not None and (rung is None or _is_faster(exact, rung)):
-            entry, sizes = exact, None
-        elif rung is not None:
-            entry = rung
-        else:
-            return self._unrecorded(self.recordings.why_not(request), request, forced)
-        if forced is None and not self._is_worth_it(entry, sizes, request):
+        chosen = self._choice.of(request, forced)
+        if isinstance(chosen, str):
+            return self._unrecorded(chosen, request, forced)
+        entry, sizes = chosen
+        if forced is None and not self._choice.is_worth_it(entry, sizes, request):
             return self._direct("the direct call is faster", request)
         return self._serve(entry, sizes, request)
 
@@ -300,78 +289,6 @@ class Served:
             self.recordings.note_use(self.recordings.family(entry.key), tuple(entry.rung.values()))
         self.counters.count_rows(*self._rows_of(entry, sizes))
         return Route("rung", "padded", tuple((a.name, n) for a, n in entry.rung.items()))
-
-    def _reason_for_direct(self, request: Request, forced: str | None) -> str | None:
-        if self.config.mode == "off":
-            return "recording is off"
-        if forced == "direct":
-            return "forced"
-        needs_grad = any(t.requires_grad for t in request.tensors)
-        if request.key.modes[1] and (needs_grad or self.ledger.requires_grad()):
-            return "a gradient may be needed"
-        if self._written and self._share_memory(request.tensors):
-            return "a written input shares memory with another input"
-        for i, t in enumerate(request.tensors):
-            expected = "cpu" if i in self.region.uploads else self._device_type
-            if t.device.type != expected:
-                return f"input {i} is on {t.device.type}; expected {expected}"
-        return self.region.why_sizes_differ(request.tensors) if self.region.grows else None
-
-    def _is_worth_it(self, entry: Entry, sizes: Sizes | None, request: Request) -> bool:
-        if request.rung is not None:
-            return True  # the caller has chosen
-        if sizes is None:
-            return is_worth_it(entry.recorded_us, entry.direct_us)
-        return self.recordings.family(request.key).is_worth_it(entry, sizes)
-
-    def _exact_for(self, request: Request, forced: str | None) -> Entry | None:
-        """The exact recording; one that is missing is made now or later, as the path's
-        rules say.
-        """
-        if forced == "rung" or request.rung is not None:
-            return None
-        if self.config.mode == "ladder" and forced != "exact":
-            return None
-        recordings, key = self.recordings, request.key
-        entry = recordings.exact.get(key)
-        if entry is not None and entry.is_alive:
-            return entry
-        if key in recordings.denied or recordings.keeps_being_refused(key):
-            return None
-        hits = recordings.count_hit(key)
-        was_evicted = entry is not None
-        is_on_path = not self.region.grows and not was_evicted and hits >= self.config.min_hits
-        if forced == "exact" or is_on_path:
-            return recordings.record_exact(request)
-        if hits >= (self.config.promote_hits if self.region.grows else self.config.min_hits):
-            recordings.later(("exact", key), request, recordings.record_exact)
-        return None
-
-    def _rung_for(self, request: Request, forced: str | None) -> tuple[Entry | None, Sizes | None]:
-        """The best recorded rung; the one that fits best is made, later, if it is missing."""
-        if not self.region.grows or self.config.mode == "exact" or forced == "exact":
-            return None, None
-        sizes = self.region.sizes_of(request.tensors)
-        recordings = self.recordings
-        family = recordings.family(request.key)
-        if request.rung is not None:
-            wanted = rung_of(self.region.axes, request.rung)
-        else:
-            fitting = family.fit(sizes)
-            if fitting is None:
-                return None, None
-            wanted = fitting
-        if request.rung is None and not family.has(wanted):
-            hits = recordings.count_hit(family.key_of(wanted))
-            if forced == "rung":
-                recordings.record_rung(family, wanted, request)
-            elif hits >= self.config.min_hits:
-                recordings.later(
-                    ("rung", request.key, wanted),
-                    request,
-                    lambda copied: recordings.record_rung(family, wanted, copied),
-                )
-        return family.best(sizes), sizes
 
     # -- weights that moved, doubt, warm-up, the end --------------------------------------------
 
@@ -434,43 +351,13 @@ class Served:
         request = Request(
             key, tensors, args, kwargs, rung=rung, direct=direct, gate_calls=gate_calls
         )
-        reason = self._reason_for_direct(request, None)
-        if reason is not None:
-            raise RecordingRefused(reason, rule="direct")
-        if self.region.grows and self.config.mode != "exact":
-            return self._record_rungs(request)
-        recordings = self.recordings
-        recordings.denied.pop(key, None)
-        entry = recordings.exact.get(key)
-        if entry is None or not entry.is_alive:
-            recordings.record_exact(request, is_ordered=True)
-        if key in recordings.denied:
-            raise RecordingRefused(recordings.denied[key], rule="refused")
-        return recordings.exact.get(key)
-
-    def _record_rungs(self, request: Request) -> Entry | None:
-        family = self.recordings.family(request.key)
-        asked = None if request.rung is None else rung_of(self.region.axes, request.rung)
-        rungs = self.recordings.worth_recording(family) if asked is None else [asked]
-        for rung in rungs:
-            if not family.has(rung):
-                fitted = request.fitted(family.enlarge(request.tensors, rung))
-                self.recordings.record_rung(family, rung, fitted)
-        if not family.entries and family.denied:
-            raise RecordingRefused(next(iter(family.denied.values())), rule="refused")
-        return None if asked is None else family.entries.get(asked)
+        return self._choice.record(request)
 
     def close(self) -> None:
         """Free every recording; later calls record anew."""
         with self._lane.lock:
             self._quick = self._last = None
             self.recordings.clear()
-
-
-def _is_faster(exact: Entry, rung: Entry) -> bool:
-    if exact.recorded_us is None or rung.recorded_us is None:
-        return True
-    return exact.recorded_us <= rung.recorded_us
 
 
 def _without_memory(tensors: Sequence[torch.Tensor]) -> str:

@@ -55,7 +55,8 @@ class Watched:
         self._addresses = rawmemory.AddressWatch(tensors)
         self._arrays = found.arrays
         self._elements = list(map(content_of, found.arrays))
-        self._large = _LargeWatch([] if is_private else found.large)
+        is_large = found.large and not is_private
+        self._large = _LargeWatch(found.large) if is_large else None
         if is_private:
             tensor_slots = [s for s in slots if isinstance(s.value, torch.Tensor)]
             self._values = _ValueWatch(tensor_slots, [], [])
@@ -71,7 +72,7 @@ class Watched:
         """
         if self._arrays and list(map(content_of, self._arrays)) != self._elements:
             return False
-        if not self._large.is_unchanged():
+        if self._large is not None and not self._large.is_unchanged():
             return False
         return not self.tensors or self._addresses.is_unchanged()
 
@@ -132,6 +133,7 @@ class _ValueWatch:
             else:
                 self._picked.append((operator.itemgetter(*names, names[0]), owner))
                 self.sized.append(owner)
+        self._is_empty = not (self._whole or self._picked or self._variables)
         self._reference = self._read()
         self._bytes = rawmemory.items_of(self._reference) if rawmemory.is_supported() else None
 
@@ -143,6 +145,8 @@ class _ValueWatch:
         return values
 
     def is_unchanged(self) -> bool:
+        if self._is_empty:
+            return True
         try:
             values = self._read()
         except (KeyError, IndexError, AttributeError):
