@@ -108,8 +108,8 @@ class _LargeWatch:
 class _ValueWatch:
     """The identities of the values in many slots, read again in bulk and compared.
 
-    ``sized`` are containers whose length must be watched beside them. An empty one costs next to
-    nothing and shows when it is filled.
+    ``sized`` are containers whose length must be watched beside them: large ones, and empty ones,
+    as most modules' dictionaries of hooks are.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class _ValueWatch:
                 by_owner.setdefault(id(slot.owner), []).append(slot)
         self._picked: list[tuple[Callable[[Any], Any], Any]] = []
         bare = [c for c in (*containers, *hook_dicts) if id(c) not in by_owner]
-        self._whole = [c for c in bare if not c]
-        self.sized = [c for c in bare if c]
+        self._whole = [c for c in bare if not c and not isinstance(c, (dict, list))]
+        self.sized = [c for c in bare if c or isinstance(c, (dict, list))]
         for group in by_owner.values():
             owner, names = group[0].owner, sorted({s.name for s in group}, key=repr)
             if owner is group[0].holder:
