@@ -195,7 +195,7 @@ class Bench:
 def kernels_of_cases(setting: Setting, cases: dict[str, list[Grid]]) -> dict[str, Any]:
     """The sum of our kernels' time in a direct call of each case."""
     off = GraphConfig(mode="off")
-    rungs = tower_rungs(setting.config)[-1:]
+    rungs = tower_rungs(setting.config)[:1]
     direct, _ = make_encoder(setting, Runner.on(setting.device), rungs, off)
     found = {}
     for name, grids in cases.items():

@@ -92,7 +92,7 @@ class Stream:
 
     def direct_encoder(self) -> Encoder:
         runner = Runner.on(self.setting.device)
-        rungs = tower_rungs(self.setting.config, top=self.top)[-1:]
+        rungs = tower_rungs(self.setting.config, top=self.top)[:1]
         return make_encoder(self.setting, runner, rungs, GraphConfig(mode="off"))[0]
 
     def ours(self) -> dict[str, Any]:

@@ -54,14 +54,23 @@ def spread(times_ms: Sequence[float]) -> dict[str, float]:
 
 
 def in_turns(
-    calls: Mapping[str, Call], device: torch.device, repeats: int, *, within_s: float
+    calls: Mapping[str, Call],
+    device: torch.device,
+    repeats: int,
+    *,
+    within_s: float,
+    rare: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Wall times of calls that take turns, until ``repeats`` or the seconds are used up."""
+    """Wall times of calls that take turns, until ``repeats`` or the seconds are used up.
+
+    A call named in ``rare`` is made in every so many-th turn only.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     begin = time.perf_counter()
-    for _ in range(repeats):
+    for turn in range(repeats):
         for name, call in calls.items():
-            times[name].append(wall_ms(call, device))
+            if turn % (rare or {}).get(name, 1) == 0:
+                times[name].append(wall_ms(call, device))
         if time.perf_counter() - begin > within_s:
             break
     return {name: spread(found) for name, found in times.items()}

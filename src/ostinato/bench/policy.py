@@ -31,6 +31,8 @@ COMPILED = ("sd", "base")
 """Variants beside which ``torch.compile`` is measured; it takes minutes."""
 SHARE_OF_STAGES = 4
 """Stages apart are measured a quarter as often as whole calls."""
+EVERY_UNFUSED = 5
+"""The unfused call takes as long as the others together: it is made in every fifth turn."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +131,11 @@ def measure(
 
 def _measure_times(findings: Findings, peers: Peers, settings: Settings) -> None:
     findings.section("idle", lambda: _idle(peers, findings.rows, settings.device))
-    if settings.compile_mode is not None and settings.variant in COMPILED:
-        findings.section("compile", lambda: _compile(peers, settings.compile_mode))
     findings.section("stages", lambda: _stages(peers, settings))
     findings.section("total", lambda: _total(peers, settings))
-    findings.section("ratios", lambda: _ratios(findings.rows))
+    findings.section("ratios", lambda: _ratios(findings.rows["total"]))
+    if settings.compile_mode is not None and settings.variant in COMPILED:
+        findings.section("compiled", lambda: _compiled(peers, settings))
 
 
 def _weights(loaded: Loaded, device: torch.device) -> dict[str, Any]:
@@ -206,18 +208,25 @@ def _idle(peers: Peers, rows: dict[str, Any], device: torch.device) -> dict[str,
     return found
 
 
-def _compile(peers: Peers, mode: str | None) -> dict[str, Any]:
-    """Seconds until the compiled peer answers at its final speed."""
-    assert mode is not None
+def _compiled(peers: Peers, settings: Settings) -> dict[str, Any]:
+    """Seconds until the compiled peer answers at its final speed, and its times beside recorded
+    ones. Last, since nobody knows how long it compiles.
+    """
+    assert settings.compile_mode is not None
     begin = time.perf_counter()
-    peer = peers.add_compiled(mode)
+    peer = peers.add_compiled(settings.compile_mode)
     for _ in range(3):
         result = peer.infer(peers.short)
+    seconds = time.perf_counter() - begin
     expected = peers.direct.infer(peers.short)["model_actions"]
+    calls = {one.name: lambda one=one: one.infer(peers.short) for one in (peer, peers.recorded)}
+    times = in_turns(calls, settings.device, settings.num_calls, within_s=settings.seconds / 2)
     return {
-        "mode": mode,
-        "seconds": round(time.perf_counter() - begin, 1),
+        "mode": settings.compile_mode,
+        "seconds": round(seconds, 1),
         "largest_difference": float(np.abs(result["model_actions"] - expected).max()),
+        "total": times,
+        "ratios": _ratios(times),
     }
 
 
@@ -230,7 +239,8 @@ def _stages(peers: Peers, settings: Settings) -> dict[str, Any]:
         calls[f"{name}: observation"] = stages.observe
         calls[f"{name}: denoise"] = stages.denoise
     in_turns(calls, settings.device, 2, within_s=settings.seconds)  # warm
-    times = in_turns(calls, settings.device, num, within_s=settings.seconds / 2)
+    rare = {name: EVERY_UNFUSED for name in calls if name.startswith("unfused")}
+    times = in_turns(calls, settings.device, num, within_s=settings.seconds / 2, rare=rare)
     found: dict[str, Any] = {name: {} for name in made}
     for key, value in times.items():
         name, _, stage = key.partition(": ")
@@ -248,15 +258,18 @@ def _total(peers: Peers, settings: Settings) -> dict[str, Any]:
     in_turns(calls, settings.device, 3, within_s=settings.seconds)  # warm
     synchronize(settings.device)
     found: dict[str, Any] = in_turns(
-        calls, settings.device, settings.num_calls, within_s=settings.seconds
+        calls,
+        settings.device,
+        settings.num_calls,
+        within_s=settings.seconds,
+        rare={"unfused": EVERY_UNFUSED},
     )
     route = peers.recorded.infer(peers.short)
     return found | {"route": route["recording"], "timings_ms": route["timings"]}
 
 
-def _ratios(rows: dict[str, Any]) -> dict[str, float]:
+def _ratios(total: dict[str, Any]) -> dict[str, float]:
     """Medians of whole calls, recorded over each peer."""
-    total = rows["total"]
     ours = total["recorded"]["median_ms"]
     return {
         f"recorded_to_{name}": round(ours / row["median_ms"], 4)
