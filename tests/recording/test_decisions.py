@@ -48,8 +48,8 @@ def test_direct_times_are_linear_between_neighbours(points: dict[int, float]) ->
 
 
 def test_what_is_worth_it() -> None:
-    assert is_worth_it(None, 1.0) and is_worth_it(1.0, None) and is_worth_it(98.0, 100.0)
-    assert not is_worth_it(98.1, 100.0)
+    assert is_worth_it(None, 1.0) and is_worth_it(1.0, None) and is_worth_it(102.0, 100.0)
+    assert not is_worth_it(102.1, 100.0)
 
 
 def test_best_of_takes_the_least_of_the_given_clock() -> None:

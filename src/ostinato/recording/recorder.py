@@ -205,7 +205,7 @@ class Recorder:
             entry.result_growth = order.result_growth or examination.result_growth()
         if order.config.verify != "off":
             entry.verdict = examination.verdict()
-        if self._backend.name == "cuda":
+        if self._backend.name == "cuda" and order.region.is_timed:
             entry.recorded_us, entry.direct_us = order.known_times or self._times(
                 order, entry, examination
             )

@@ -44,7 +44,8 @@ class Region:
     object, so the answer is part of the key. ``result_growth``: how long each result is; found by
     trial calls where it is not given. ``writes``: inputs that the callable writes to; they are
     written back. ``state``: tensors that it writes to and that warm-up and gate must not spoil:
-    then ``gate_inputs`` must point to scratch.
+    then ``gate_inputs`` must point to scratch. ``is_timed=False``: a recording serves whatever a
+    clock says of a single call, because its owner wants times that do not depend on the host.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Region:
     is_private: bool = False
     asks_identity: bool = False
     result_growth: ResultGrowth | None = None
+    is_timed: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
