@@ -6,7 +6,7 @@ attention, with torch's own varlen kernel behind it, so that no further package 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -152,3 +152,43 @@ def _each_segment(rows: Sequence[Tensor], boundaries: Sequence[int]) -> Tensor:
             out = nn.functional.scaled_dot_product_attention(q, k, v)
             parts.append(out[0].transpose(0, 1))
     return torch.cat(parts)
+
+
+def metadata(tower: nn.Module, grid_thw: Tensor) -> dict[str, Any]:
+    """What the tower computes from the grids before its blocks, made outside of the call: with it
+    a trace holds no read of a device value.
+    """
+    from transformers import vision_utils as utils
+
+    config: Any = tower.config
+    offsets = utils.get_vision_cu_seqlens(grid_thw)
+    longest = int((offsets[1:] - offsets[:-1]).max())
+    found: dict[str, Any] = {"cu_seqlens": offsets, "max_seqlen": longest}
+    found["position_ids"] = utils.get_vision_position_ids(grid_thw, config.spatial_merge_size)
+    if hasattr(tower, "num_grid_per_side"):
+        indices, weights = utils.get_vision_interpolation_indices_and_weights(
+            grid_thw,
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=config.spatial_merge_size,
+        )
+        found |= {"interp_indices": indices, "interp_weights": weights}
+    return found
+
+
+def compiled(
+    tower: nn.Module, grid_thw: Tensor, mode: str, *, backend: str = "inductor"
+) -> Callable[[Tensor], Tensor]:
+    """``torch.compile`` over the tower for one batch of grids, metadata prepared outside."""
+    known = metadata(tower, grid_thw)
+    options: dict[str, Any] = {"dynamic": False, "backend": backend}
+    if backend == "inductor":
+        options["mode"] = mode
+
+    def call(pixel_values: Tensor) -> Tensor:
+        embeddings: Tensor = tower(pixel_values, grid_thw, **known).pooler_output
+        return embeddings
+
+    made: Callable[[Tensor], Tensor] = torch.compile(call, **options)
+    return made

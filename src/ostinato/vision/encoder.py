@@ -22,6 +22,7 @@ from ostinato.vision.contract import EncoderOutput, Grid, Layout, VisionConfig
 from ostinato.vision.layout import check_grid
 from ostinato.vision.load import load_tower
 from ostinato.vision.packing import Packer, Packing
+from ostinato.vision.prepared import Prepared
 from ostinato.vision.preprocess import (
     ImageItem,
     ImageOptions,
@@ -33,7 +34,7 @@ from ostinato.vision.preprocess import (
     default_config,
     load_config,
 )
-from ostinato.vision.recorded import Prepared, RecordedTower
+from ostinato.vision.recorded import RecordedTower
 from ostinato.vision.rungs import TOP_PATCHES, tower_rungs
 
 PLAN_BYTES = 64 << 20

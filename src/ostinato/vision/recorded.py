@@ -7,8 +7,8 @@ travels in one upload. What is not recorded is called directly, on the exact lay
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -25,7 +25,7 @@ from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
-from ostinato.vision.contract import EncoderOutput, Layout, LayoutTensors, Rung
+from ostinato.vision.contract import EncoderOutput, Layout, Rung
 from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
@@ -33,6 +33,7 @@ from ostinato.vision.layout import Layouts
 from ostinato.vision.packing import Load, Packer
 from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
+from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
 from ostinato.vision.rungs import exact_rung, has_same_kernels
 from ostinato.vision.tower import Tower
 
@@ -43,31 +44,7 @@ few calls.
 
 _REASONS = ("padded", "recorded")
 
-_SERVED_BY_RUNG = Route("rung", "padded")
-
 HOST_LAYOUT_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """One call without its patches: made once for a batch of grids, while the plan holds.
-
-    ``padded``: the rung's layout on the host, ``None`` for a direct call, whose reason is
-    ``why_direct``. ``num_bytes``: what the layout takes on the host.
-    """
-
-    layout: Layout
-    rung: Rung | None
-    padded: LayoutTensors | None = None
-    num_bytes: int = 0
-    used: Mapping[Axis, int] = field(default_factory=dict)
-    route: Route = _SERVED_BY_RUNG
-    why_direct: str = ""
-    host_inputs: tuple[torch.Tensor, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        given = () if self.padded is None else tuple(t for t in self.padded if t is not None)
-        object.__setattr__(self, "host_inputs", given)
 
 
 class RecordedTower:
@@ -167,7 +144,7 @@ class RecordedTower:
             )
         else:
             inputs = [patches, *call.host_inputs]
-            result = self._served.call_entry(entry, inputs, call.used, _SERVED_BY_RUNG, direct)
+            result = self._served.call_entry(entry, inputs, call.used, SERVED_BY_RUNG, direct)
         route = self._served.counters.last()
         if route is None:  # inside another recording, where nothing is counted
             return result, Route("direct", "inside another recording")

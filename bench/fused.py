@@ -1,0 +1,217 @@
+"""What do fused operators bring? A tower's whole call beside transformers and torch.compile.
+
+Ours goes from patches on the device to results of its own, by its exact recording. ``variants``:
+``fast`` (everything this machine has), ``plain`` (without FA3 and cuDNN attention), ``reference``
+(bit-exact operators only), ``fp8``. Peers run in turns with ours: transformers with sdpa and flash
+attention, and where ``--compile`` names a mode, ``torch.compile`` of it at three sizes (first calls
+take minutes). Published sizes, random bf16 weights, wall medians on an idle device.
+
+    python -m bench.fused [--family qwen3_vl|qwen2_5_vl] [--variants fast,plain] [--cases 224x224,…]
+                          [--compile default,reduce-overhead] [--repeats 20] [--out FILE] [--dry]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from bench.encoder import bare_replay_ms, served
+from bench.peers import transformers_vision as peer
+from bench.report import Report
+from bench.towers import (
+    CASES,
+    NEVER,
+    Setting,
+    grid_of,
+    kernels_ms,
+    medians_ms,
+    num_patches,
+    patches_for,
+    set_up,
+    synchronize,
+)
+from ostinato import GraphConfig
+from ostinato.kernels.gate import Numerics
+from ostinato.kernels.segment_attention.availability import hiding
+from ostinato.recording.runner import Runner
+from ostinato.vision.contract import Grid
+from ostinato.vision.encoder import Encoder
+from ostinato.vision.recorded import RecordedTower
+from ostinato.vision.rungs import tower_rungs
+
+TABLE = ("224x224", "448x448", "896x896", "mixed", "1792x1792")
+COMPILED = ("224x224", "448x448", "mixed")
+ALL_CASES = CASES | {"1792x1792": ((1, 1792, 1792),)}
+HIDDEN = ("fa3", "cudnn", "cudnn_ragged")
+
+
+class NoPreprocessor:
+    """The benchmark brings patches."""
+
+    def close(self) -> None:
+        return None
+
+
+def numerics_of(variant: str) -> Numerics:
+    return "reference" if variant == "reference" else "fast"
+
+
+def setting_of(variant: str) -> AbstractContextManager[None]:
+    return hiding(*HIDDEN) if variant == "plain" else nullcontext()
+
+
+class Ours:
+    """One variant of our tower: recorded exactly for each case, and its direct call."""
+
+    def __init__(self, setting: Setting, variant: str) -> None:
+        self.setting, self.variant = setting, variant
+        rungs = tower_rungs(setting.config)[:1]
+        graph = GraphConfig(promote_hits=NEVER)
+        self.runner = Runner.on(setting.device, graph)
+
+        def make(config: GraphConfig) -> tuple[Encoder, RecordedTower]:
+            tower = RecordedTower(
+                setting.tower, self.runner, config, rungs, numerics=numerics_of(variant)
+            )
+            return Encoder(tower, NoPreprocessor()), tower  # type: ignore[arg-type]
+
+        self.encoder, self.recorded = make(graph)
+        self.direct, _ = make(GraphConfig(mode="off"))
+
+    def record(self, grids: list[Grid]) -> float:
+        """Seconds to record this batch exactly, kernels compiled and chosen among them."""
+        begin = time.perf_counter()
+        layout = self.recorded.layouts.exact(grids)
+        self.recorded.record(self.recorded.exact_rung(layout), layout)
+        synchronize(self.setting.device)
+        return round(time.perf_counter() - begin, 2)
+
+    def close(self) -> None:
+        self.encoder.close()
+        self.runner.close()
+
+
+def measure(setting: Setting, options: argparse.Namespace, report: Report) -> None:
+    cases = {n: [grid_of(setting.config, i) for i in ALL_CASES[n]] for n in options.cases}
+    variants = options.variants.split(",")
+    for name, grids in cases.items():
+        report.section(name, lambda n=name, g=grids: one_case(setting, options, variants, n, g))
+
+
+def one_case(
+    setting: Setting,
+    options: argparse.Namespace,
+    variants: list[str],
+    name: str,
+    grids: list[Grid],
+) -> dict[str, Any]:
+    """All peers of one case in turns; then each variant's kernels."""
+    x = patches_for(setting, grids)
+    grid = torch.tensor(grids, device=setting.device)
+    row: dict[str, Any] = {"patches": num_patches(grids), "variants": {}}
+    ours: dict[str, Ours] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    for variant in variants:
+        with setting_of(variant):
+            ours[variant] = Ours(setting, variant)
+            seconds = ours[variant].record(grids)
+            found = served(ours[variant].encoder, x, grids) | {"recording_seconds": seconds}
+        row["variants"][variant] = found
+        calls[f"{variant}_ms"] = call_of(ours[variant], x, grids)
+    configs = peer.configs_of(setting.peer)
+    for attention in ("sdpa", "flash"):
+        calls[f"transformers_{attention}_ms"] = peer_call(setting, configs, attention, x, grid)
+    modes = options.compile.split(",") if options.compile and name in COMPILED else []
+    for mode in modes:
+        peer.use_attention(configs, "flash")
+        begin = time.perf_counter()
+        made = peer.compiled(
+            setting.peer, grid, mode, backend="eager" if options.dry else "inductor"
+        )
+        for _ in range(3):
+            made(x)
+        synchronize(setting.device)
+        row[f"{mode}_first_seconds"] = round(time.perf_counter() - begin, 1)
+        calls[f"compile_{mode}_ms"] = compiled_call(configs, made, x)
+    times = medians_ms(calls, setting.device, options.repeats)
+    row |= times
+    best = min(ms for key, ms in times.items() if key.startswith(("transformers", "compile")))
+    for variant, one in ours.items():
+        found = row["variants"][variant]
+        found["to_best_peer"] = round(times[f"{variant}_ms"] / best, 4)
+        found |= bare_replay_ms(one.recorded, grids, setting.device)
+        with setting_of(variant):
+            found |= kernels_ms(lambda o=one: o.direct.encode_patches(x, grids), setting.device)
+        one.close()
+    print(name, {k: v for k, v in row.items() if k != "variants"}, flush=True)
+    for variant, found in row["variants"].items():
+        print("  ", variant, found, flush=True)
+    return row
+
+
+def call_of(ours: Ours, x: torch.Tensor, grids: list[Grid]) -> Callable[[], Any]:
+    """The recording holds the kernels that it was made with, hidden backends or not."""
+    context = setting_of(ours.variant)
+    is_plain = isinstance(context, nullcontext)
+
+    def call() -> Any:
+        if is_plain:
+            return ours.encoder.encode_patches(x, grids)
+        with setting_of(ours.variant):
+            return ours.encoder.encode_patches(x, grids)
+
+    return call
+
+
+def peer_call(
+    setting: Setting, configs: list[Any], attention: str, x: torch.Tensor, grid: torch.Tensor
+) -> Callable[[], Any]:
+    def call() -> Any:
+        peer.use_attention(configs, attention)
+        return peer.run(setting.peer, x, grid)
+
+    return call
+
+
+def compiled_call(configs: list[Any], made: Callable[[Any], Any], x: torch.Tensor) -> Any:
+    def call() -> Any:
+        peer.use_attention(configs, "flash")  # what was traced: a guard looks at it
+        return made(x)
+
+    return call
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=("qwen3_vl", "qwen2_5_vl"), default="qwen3_vl")
+    parser.add_argument("--depth", type=int, default=None)
+    parser.add_argument("--variants", default="fast,plain")
+    parser.add_argument("--cases", default=",".join(TABLE))
+    parser.add_argument("--compile", default="")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--out", default=None)
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
+    options = parser.parse_args()
+    options.cases = options.cases.split(",")
+    question = f"fused-{options.family}" + ("-dry" if options.dry else "")
+    report = Report(question, options.out)
+    with torch.inference_mode():
+        setting = report.section(
+            "tower",
+            lambda: set_up(options.family, options.depth, is_dry=options.dry),
+            is_kept=False,
+        )
+        if setting is not None:
+            report.rows["depth"] = setting.config.depth
+            measure(setting, options, report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
