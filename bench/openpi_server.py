@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from bench.report import write
 from ostinato.cli.run_server import uvicorn_config, wait_until_listening
+from ostinato.serve.large_frames import LargeFrames
 from ostinato.serve.openpi.app import build_policy_app
 from ostinato.serve.openpi.contract import ObservationSpec
 from ostinato.serve.openpi.settings import RobotSettings
@@ -85,15 +85,15 @@ class Stub:
     def close(self) -> None: ...
 
 
-def stamping(spans_s: list[float]) -> type[WebSocketsSansIOProtocol]:
+def stamping(spans_s: list[float]) -> type[LargeFrames]:
     """The server's own protocol, which also notes last byte in to reply out."""
 
-    class Stamped(WebSocketsSansIOProtocol):
+    class Stamped(LargeFrames):
         last_s = 0.0
 
-        def data_received(self, data: bytes) -> None:
+        def buffer_updated(self, nbytes: int) -> None:
             self.last_s = time.perf_counter()
-            super().data_received(data)
+            super().buffer_updated(nbytes)
 
         async def send(self, message: Any) -> None:
             await super().send(message)

@@ -338,8 +338,8 @@ def test_no_compression_and_large_messages(service: StubPolicy) -> None:
             assert "Sec-WebSocket-Extensions" not in robot.response.headers
             robot.recv()
             assert ask(robot, droid(extra=b"x" * (2 << 20)))["actions"].shape == (4, 8)
-            robot.send(packb({"x": b"x" * (3 << 20)}))
             with pytest.raises(ConnectionClosedError) as closed:
+                robot.send(packb({"x": b"x" * (3 << 20)}))  # refused at its header
                 robot.recv(timeout=10)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 

@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -22,6 +23,9 @@ from ostinato.serve.openpi.describe import describe, listed
 
 _DTYPE = re.compile(r"[<>|=]?(?:[?]|b1|[iu][1248]|f[248]|[SU][0-9]{1,6})")
 _MAX_DIMS = 16
+_PACKED_DATA = re.compile(rb"\xc4\x0b__ndarray__\xc3\xc4\x04data[\xc4-\xc6]")
+_PACKED_REST = re.compile(rb"\xc4\x05dtype\xa3([\x20-\x7e]{3})\xc4\x05shape[\x90-\x9f]")
+"""What stands between the values of an array's map as openpi's packer, and ours, writes it."""
 _PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
 _FORMATS = (">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q")
 _NUMBERS = {0xCA + place: struct.Struct(text) for place, text in enumerate(_FORMATS)}
@@ -29,6 +33,9 @@ _BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}  # bytes that hold the length
 _TEXTS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _LISTS = {0xDC: 2, 0xDD: 4}
 _MAPS = {0xDE: 2, 0xDF: 4}
+
+Buffer = bytes | memoryview
+"""A message as it came; what is read from it may be a view on it."""
 
 
 class CodecError(InputError):
@@ -59,7 +66,7 @@ def packb(value: Any) -> bytes:
     return packed
 
 
-def unpackb(data: bytes, limits: CodecLimits = DEFAULT_LIMITS) -> Any:
+def unpackb(data: Buffer, limits: CodecLimits = DEFAULT_LIMITS) -> Any:
     """The value in one message. Arrays are read-only, any shape, numbers, truth or text.
 
     Keys of the numpy maps may be text or bytes. Raises ``CodecError`` for anything else than one
@@ -74,7 +81,7 @@ def unpackb(data: bytes, limits: CodecLimits = DEFAULT_LIMITS) -> Any:
     return value
 
 
-def read_map(data: bytes, limits: CodecLimits = DEFAULT_LIMITS) -> dict[str, Any]:
+def read_map(data: Buffer, limits: CodecLimits = DEFAULT_LIMITS) -> dict[str, Any]:
     """``unpackb`` for a message that must be a map; its own keys as text."""
     value = unpackb(data, limits)
     if not isinstance(value, dict):
@@ -114,46 +121,57 @@ def _pack_numpy(value: Any) -> Any:
 class _Reader:
     """Reads values one after the other; ``at`` is the next byte. Bytes come as views."""
 
-    def __init__(self, data: bytes, limits: CodecLimits) -> None:
+    def __init__(self, data: Buffer, limits: CodecLimits) -> None:
         self.at = 0
-        self._data = memoryview(data)
+        self._data = memoryview(data).toreadonly()
         self._limits = limits
         self._budget = limits.max_values
 
     def value(self, depth: int) -> Any:
-        head = self._unsigned(1)
+        head = self._head()
+        if 0xA0 <= head <= 0xBF:
+            return self._text(head & 0x1F)
         if head < 0x80:
             return head
         if head >= 0xE0:
             return head - 0x100
+        if head <= 0x8F:
+            return self._map(head & 0x0F, depth + 1)
+        if head <= 0x9F:
+            return self._list(head & 0x0F, depth + 1)
+        if head in _BYTES:
+            return self._take(self._unsigned(_BYTES[head]))
         if head in _PLAIN:
             return _PLAIN[head]
         if head in _NUMBERS:
             number = _NUMBERS[head]
             return number.unpack(self._take(number.size))[0]
-        if 0xA0 <= head <= 0xBF:
-            return self._text(head & 0x1F)
         if head in _TEXTS:
             return self._text(self._unsigned(_TEXTS[head]))
-        if head in _BYTES:
-            return self._take(self._unsigned(_BYTES[head]))
-        if head <= 0x8F:
-            return self._map(head & 0x0F, depth + 1)
-        if head <= 0x9F:
-            return self._list(head & 0x0F, depth + 1)
         if head in _LISTS:
             return self._list(self._unsigned(_LISTS[head]), depth + 1)
         if head in _MAPS:
             return self._map(self._unsigned(_MAPS[head]), depth + 1)
         raise CodecError(f"[msgpack] byte {head:#04x} at {self.at - 1} begins no plain value")
 
+    def _head(self) -> int:
+        try:
+            head = self._data[self.at]
+        except IndexError:
+            raise self._cut_off() from None
+        self.at += 1
+        return head
+
     def _take(self, count: int) -> memoryview:
         end = self.at + count
         if end > len(self._data):
-            raise CodecError(f"[msgpack] the message of {len(self._data)} bytes is cut off")
+            raise self._cut_off()
         taken = self._data[self.at : end]
         self.at = end
         return taken
+
+    def _cut_off(self) -> CodecError:
+        return CodecError(f"[msgpack] the message of {len(self._data)} bytes is cut off")
 
     def _unsigned(self, width: int) -> int:
         return int.from_bytes(self._take(width), "big")
@@ -182,6 +200,8 @@ class _Reader:
 
     def _map(self, count: int, depth: int) -> Any:
         self._spend(2 * count, depth)
+        if count == 4 and (array := self._packed_array(depth)) is not None:
+            return array
         found: dict[Any, Any] = {}
         for _ in range(count):
             key = _settled(self.value(depth))
@@ -193,6 +213,19 @@ class _Reader:
         if b"__npgeneric__" in found or "__npgeneric__" in found:
             return _scalar(_entries(found, "data", "dtype"))
         return {key: _settled(value) for key, value in found.items()}
+
+    def _packed_array(self, depth: int) -> np.ndarray[Any, Any] | None:
+        """An array written as usual, at a third of the time; ``None`` leaves all to ``_map``."""
+        begin = self.at
+        if (before := _PACKED_DATA.match(self._data, begin)) is not None:
+            self.at = before.end()
+            data = self._take(self._unsigned(_BYTES[self._data[self.at - 1]]))
+            if (rest := _PACKED_REST.match(self._data, self.at)) is not None:
+                self.at = rest.end()
+                shape = self._list(self._data[self.at - 1] & 0x0F, depth + 1)
+                return _array({"data": data, "dtype": rest[1].decode(), "shape": shape})
+        self.at = begin
+        return None
 
 
 def _settled(value: Any) -> Any:
@@ -213,11 +246,17 @@ def _dtype(name: Any) -> np.dtype[Any]:
     text = name if isinstance(name, str) else ""
     if isinstance(name, memoryview) and len(name) < 10:
         text = text_key(bytes(name))
-    if _DTYPE.fullmatch(text) is None:
+    dtype = _dtype_of(text) if len(text) < 10 else None
+    if dtype is None:
         raise CodecError(
             f"[dtype] {describe(name)}; expected numbers, truth or text, such as '|u1' or '<f4'"
         )
-    return np.dtype(text)
+    return dtype
+
+
+@lru_cache(maxsize=64)
+def _dtype_of(text: str) -> np.dtype[Any] | None:
+    return np.dtype(text) if _DTYPE.fullmatch(text) else None
 
 
 def _array(entries: Mapping[str, Any]) -> np.ndarray[Any, Any]:
