@@ -16,7 +16,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ostinato.errors import DeadlineMissed, InputError, Overloaded
+from ostinato.errors import DeadlineMissed, Overloaded
 from ostinato.serve.device_thread import DeviceThread
 from ostinato.serve.guard import ErrorFacts, error_facts
 from ostinato.serve.openpi.actions import check_actions
@@ -113,7 +113,7 @@ class Desk:
         ticket = Ticket(body, time.monotonic(), client, "")
         try:
             ask = read(body, self._quick_limits)
-        except InputError:
+        except Exception:
             return None  # a worker says what is wrong with it, if something is
         if ask.is_reset or not self._intake.is_quick(ask.entries):
             return None
