@@ -1,7 +1,7 @@
 """Runs in the environment of the published openpi-client: round trips to several servers in turn.
 
-``python openpi_client_rounds.py NUM_ROUNDS CORE PORT...``, on that core alone; prints one JSON line,
-milliseconds per port.
+``python openpi_client_rounds.py NUM_ROUNDS CORE PORT...``, on that core alone; prints one JSON
+line, milliseconds per port.
 """
 
 import json
