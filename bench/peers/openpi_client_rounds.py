@@ -1,16 +1,19 @@
 """Runs in the environment of the published openpi-client: round trips to several servers in turn.
 
-``python openpi_client_rounds.py NUM_ROUNDS PORT...``; prints one JSON line, milliseconds per port.
+``python openpi_client_rounds.py NUM_ROUNDS CORE PORT...``, on that core alone; prints one JSON
+line, milliseconds per port.
 """
 
 import json
+import os
 import sys
 import time
 
 import numpy as np
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
 
-num_rounds, ports = int(sys.argv[1]), sys.argv[2:]
+num_rounds, core, ports = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+os.sched_setaffinity(0, {core})
 pictures = [np.random.default_rng(k).integers(0, 256, (360, 640, 3), np.uint8) for k in range(3)]
 observation = {
     "observation/exterior_image_1_left": pictures[0],

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from ostinato.cli.greeting import Echo, greet
 from ostinato.serve.app import build_app
 from ostinato.serve.device_thread import DeviceThread, Phase
+from ostinato.serve.large_frames import LargeFrames
 from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
 
@@ -29,7 +30,7 @@ def uvicorn_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
         port=settings.port,
         log_level="warning",
         lifespan="on",
-        ws="websockets-sansio",
+        ws=LargeFrames,
         ws_max_size=settings.max_body_bytes,
         ws_per_message_deflate=False,
         ws_ping_interval=settings.ping_interval_s,

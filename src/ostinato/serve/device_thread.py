@@ -178,8 +178,10 @@ class DeviceThread:
             item.future.cancel()
         self._queued_bytes = 0
 
-    def _forget(self, item: Waiting, _: Future[Reply]) -> None:
+    def _forget(self, item: Waiting, future: Future[Reply]) -> None:
         """After its end: a request whose caller has gone does not wait any longer."""
+        if not future.cancelled():
+            return  # whoever answered or refused it had taken it out
         with self._changed:
             if self._queue.discard(item):
                 self._queued_bytes -= item.request.num_bytes
@@ -204,7 +206,8 @@ class DeviceThread:
                 taken, dropped = self._queue.take(self._max_batch, time.monotonic())
                 self._queued_bytes -= sum(item.request.num_bytes for item in taken)
                 batch = [item for item in taken if item.future.set_running_or_notify_cancel()]
-            self._refuse(dropped)
+            if dropped:
+                self._refuse(dropped)
             if batch:
                 return batch
 

@@ -14,9 +14,9 @@ import numpy as np
 
 
 def _array_bytes(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return sum(map(_array_bytes, value.values()))
-    return value.nbytes if isinstance(value, np.ndarray) else 0
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return sum(map(_array_bytes, value.values())) if isinstance(value, Mapping) else 0
 
 
 @dataclass(frozen=True, slots=True)

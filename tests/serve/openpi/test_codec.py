@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import permutations
 from typing import Any
 
 import msgpack
@@ -209,6 +210,37 @@ def test_a_message_must_be_a_map_of_names() -> None:
 def test_the_size_is_looked_at_first() -> None:
     with pytest.raises(CodecError, match="9 bytes; expected at most 8"):
         unpackb(packb(b"1234567"), CodecLimits(max_bytes=8))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4)))[::5])
+@pytest.mark.parametrize("array", [np.arange(6, dtype=np.uint8).reshape(2, 3), np.ones(300)])
+def test_an_arrays_entries_in_any_order(order: tuple[int, ...], array: np.ndarray) -> None:
+    entries = [
+        (b"__ndarray__", True),
+        (b"data", array.tobytes()),
+        (b"dtype", array.dtype.str),
+        (b"shape", array.shape),
+    ]
+    found = unpackb(msgpack.packb(dict(entries[place] for place in order)))
+    assert (found.dtype, found.tolist()) == (array.dtype, array.tolist())
+    assert not found.flags.writeable
+
+
+def test_arrays_written_almost_as_usual() -> None:
+    usual = packb(np.zeros(3, np.uint8))
+    for before, after, reason in (
+        (b"\xc4\x05shape\x91", b"\xc4\x05shapf\x91", "an array without shape"),
+        (b"\xa3|u1", b"\xa3|O8", "expected numbers, truth or text"),
+        (b"\xc4\x03", b"\xc4\x02", "\\[msgpack\\]"),
+        (b"\x91\x03", b"\x91\x04", "3 bytes for shape \\(4,\\)"),
+    ):
+        with pytest.raises(CodecError, match=reason):
+            unpackb(usual.replace(before, after))
+
+
+def test_a_message_that_may_be_written_to_gives_arrays_that_may_not() -> None:
+    found = unpackb(memoryview(bytearray(packb(np.zeros(3, np.uint8)))))
+    assert not found.flags.writeable
 
 
 def peak_bytes(data: bytes) -> int:

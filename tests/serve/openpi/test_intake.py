@@ -180,3 +180,20 @@ MALFORMED: list[tuple[str, dict[Any, Any], str]] = [
 def test_malformed_observations(name: str, message: dict[Any, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         read(message)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "is_quick"),
+    [
+        ("raw cameras", droid(), True),
+        ("maps", plain(ostinato={"seed": 1}), True),
+        ("floats", plain(hw=(12, 20), images={"wrist": np.zeros((64, 64, 3))}), False),
+        ("another size", droid((360, 640)), False),
+        ("a file", droid(**{WRIST: encoded(picture(0), "PNG")}), False),
+        ("a file in a map", {"images": {"wrist": encoded(picture(0), "JPEG")}}, False),
+        ("a large array in a list", plain(state=[np.zeros(10**5)]), False),
+        ("long text", plain(prompt="a" * 10**5), False),
+    ],
+)
+def test_what_is_read_without_a_thought(name: str, message: dict[Any, Any], is_quick: bool) -> None:
+    assert Intake(SPEC, IntakeSettings()).is_quick(message) is is_quick

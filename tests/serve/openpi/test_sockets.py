@@ -19,7 +19,15 @@ from ostinato.serve.openpi.actions import ActionBounds
 from ostinato.serve.openpi.codec import packb, unpackb
 from ostinato.serve.openpi.intake import IntakeSettings
 from ostinato.serve.openpi.settings import RobotSettings
-from tests.serve.openpi.observations import as_read, droid, picture, plain, server, wait_for
+from tests.serve.openpi.observations import (
+    as_read,
+    droid,
+    encoded,
+    picture,
+    plain,
+    server,
+    wait_for,
+)
 from tests.serve.openpi.stub import StubPolicy, actions_of
 from tests.serve.openpi.test_intake import MALFORMED
 
@@ -338,10 +346,30 @@ def test_no_compression_and_large_messages(service: StubPolicy) -> None:
             assert "Sec-WebSocket-Extensions" not in robot.response.headers
             robot.recv()
             assert ask(robot, droid(extra=b"x" * (2 << 20)))["actions"].shape == (4, 8)
-            robot.send(packb({"x": b"x" * (3 << 20)}))
             with pytest.raises(ConnectionClosedError) as closed:
+                robot.send(packb({"x": b"x" * (3 << 20)}))  # refused at its header
                 robot.recv(timeout=10)
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+def test_raw_cameras_are_read_at_once_and_files_in_a_worker(
+    port: int, service: StubPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    prepare = service.prepare
+
+    def spy(requests: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return prepare(requests)
+
+    monkeypatch.setattr(service, "prepare", spy)
+    png = encoded(picture(0), "PNG")
+    with dial(port) as robot:
+        robot.recv()
+        for observation in (droid(), droid(**{"observation/wrist_image_left": png})):
+            assert ask(robot, observation)["actions"].tobytes() == WANTED.tobytes()
+    assert not threads[0].startswith("ostinato-request")
+    assert threads[1].startswith("ostinato-request")
 
 
 def test_pings_and_health_are_answered_while_the_device_works_and_warms_up(

@@ -42,6 +42,11 @@ def read_image(value: Any, name: str, hw: tuple[int, int], *, is_resized: bool) 
     return resize_with_pad(image, hw)
 
 
+def is_file(value: bytes | str) -> bool:
+    """Whether these bytes begin like a file that is decoded."""
+    return isinstance(value, bytes) and value.startswith(tuple(_MAGIC))
+
+
 def resize_with_pad(image: Array, hw: tuple[int, int]) -> Array:
     """Bilinear to fit into ``hw``, centred on zeros, as openpi does; uint8 comes out."""
     if image.dtype != np.uint8:

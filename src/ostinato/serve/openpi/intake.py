@@ -16,11 +16,14 @@ from ostinato.errors import InputError
 from ostinato.serve.openpi.codec import text_key
 from ostinato.serve.openpi.contract import ObservationSpec
 from ostinato.serve.openpi.describe import describe, listed
-from ostinato.serve.openpi.images import Array, read_image
+from ostinato.serve.openpi.images import Array, is_file, read_image
 
 COMPOSITE = "composite"
 STATE, JOINTS, GRIPPER = "state", "joint_position", "gripper_position"
 PROMPTS = ("prompt", "task")
+SMALL = 2**14
+"""Bytes of something that is copied without a thought."""
+LARGEST = float(np.finfo(np.float32).max)
 _PREFIX = re.compile(r"(?:observation[/.])?(?:images[/.])?")
 _FROM_ZERO = re.compile(r"exterior_image_(\d)_left")
 
@@ -70,6 +73,20 @@ class Intake:
             "prompt": _read_prompt(named),
         }
         return observation, {name: entry.value for name, entry in named.items()}
+
+    def is_quick(self, message: Mapping[Any, Any]) -> bool:
+        """Whether ``read`` copies and computes next to nothing: images as declared, no files."""
+        return all(map(self._is_quick, message.values()))
+
+    def _is_quick(self, value: Any) -> bool:
+        if isinstance(value, np.ndarray):
+            is_image = value.dtype == np.uint8 and value.shape[:2] == self._spec.camera_hw
+            return is_image or value.nbytes <= SMALL
+        if isinstance(value, bytes | str):
+            return len(value) <= SMALL and not is_file(value)
+        if isinstance(value, list):
+            return all(map(self._is_quick, value))
+        return not isinstance(value, Mapping) or self.is_quick(value)
 
     def _named(self, message: Mapping[Any, Any]) -> Iterator[tuple[str, Named]]:
         """Entries under declared names; maps called ``images`` or ``observation`` are opened."""
@@ -153,8 +170,7 @@ def _numbers(value: Any, name: str) -> Array:
     if array.ndim > 1 and array.size != array.shape[-1]:
         raise InputError(f"[state-shape] {name} is {describe(array)}; expected one row of numbers")
     flat: Array = array.reshape(-1).astype(np.float64)
-    with np.errstate(over="ignore"):
-        is_finite = np.isfinite(flat.astype(np.float32))
+    is_finite = np.abs(flat) <= LARGEST  # not a number is not
     if not is_finite.all():
         places = np.flatnonzero(~is_finite)[:8].tolist()
         raise InputError(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ostinato.errors import InputError
-from ostinato.serve.openpi.codec import DEFAULT_LIMITS, CodecLimits, read_map, text_key
+from ostinato.serve.openpi.codec import DEFAULT_LIMITS, Buffer, CodecLimits, read_map, text_key
 from ostinato.serve.openpi.describe import describe, listed
 from ostinato.serve.openpi.wishes import RESERVED, read_id
 
@@ -51,7 +51,7 @@ class Ask:
     form: Form = field(default_factory=Form)
 
 
-def read_frame(body: bytes, limits: CodecLimits = DEFAULT_LIMITS) -> Ask:
+def read_frame(body: Buffer, limits: CodecLimits = DEFAULT_LIMITS) -> Ask:
     """A frame on ``/``: openpi, or RoboArena where it says ``endpoint`` or ``session_id``."""
     entries = read_map(body, limits)
     if "endpoint" not in entries and "session_id" not in entries:
@@ -65,14 +65,14 @@ def read_frame(body: bytes, limits: CodecLimits = DEFAULT_LIMITS) -> Ask:
 
 
 def read_generation(
-    body: bytes, *, is_msgpack: bool, is_numpy: bool, limits: CodecLimits = DEFAULT_LIMITS
+    body: Buffer, limits: CodecLimits = DEFAULT_LIMITS, *, is_msgpack: bool, is_numpy: bool
 ) -> Ask:
     """A body of ``POST /v1/actions/generations``, JSON or msgpack.
 
     A body without ``input`` is the observation itself. ``is_numpy``: the output's form unless the
     body says one. Raises ``InputError`` naming what cannot be.
     """
-    message = read_map(body, limits) if is_msgpack else _read_json(body, limits)
+    message = read_map(body, limits) if is_msgpack else _read_json(bytes(body), limits)
     entries = dict(_observation_of(message))
     runtime = _map_of(message, "runtime")
     for name in _SINGLE:

@@ -54,9 +54,7 @@ def actions_router(desk: Desk) -> APIRouter:
         body = await read_body(request, desk.limits.max_bytes)
         is_msgpack = "msgpack" in request.headers.get("content-type", "").lower()
         is_numpy = is_msgpack or "msgpack" in request.headers.get("accept", "").lower()
-        read = partial(
-            read_generation, is_msgpack=is_msgpack, is_numpy=is_numpy, limits=desk.limits
-        )
+        read = partial(read_generation, is_msgpack=is_msgpack, is_numpy=is_numpy)
         ticket = await desk.admit(
             body, read, client=str(request.client), request_id=request.state.request_id
         )

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketState
 
 from ostinato.errors import DeadlineMissed, InputError, Superseded
 from ostinato.serve.guard import ErrorFacts
-from ostinato.serve.openpi.codec import packb
+from ostinato.serve.openpi.codec import Buffer, CodecLimits, packb
 from ostinato.serve.openpi.desk import Desk, Ticket
 from ostinato.serve.openpi.messages import MSGPACK, Ask, read_frame, read_generation
 from ostinato.serve.openpi.replies import encode, envelope, openpi_map
@@ -70,6 +70,7 @@ class Conversation(ABC):
             if message["type"] == "websocket.disconnect":
                 raise _Gone
             body = message.get("bytes")
+            ticket: Ticket | None
             if body is None:
                 ticket = self._refused("[text-frame] a text frame; expected a binary one (msgpack)")
             elif len(self.waiting) >= self.max_in_flight:
@@ -78,7 +79,9 @@ class Conversation(ABC):
                     f"answers; expected {self.max_in_flight} at most"
                 )
             else:
-                ticket = await self.desk.admit(body, self.read, client=self.client)
+                ticket = self.desk.admit_at_once(body, self.read, client=self.client)
+                if ticket is None:
+                    ticket = await self.desk.admit(body, self.read, client=self.client)
             self.waiting.add(ticket)
             self.take(ticket)
 
@@ -86,7 +89,7 @@ class Conversation(ABC):
         return Ticket(b"", time.monotonic(), self.client, "", error=InputError(reason))
 
     @abstractmethod
-    def read(self, body: bytes) -> Ask:
+    def read(self, body: Buffer, limits: CodecLimits) -> Ask:
         """A message of this dialect."""
 
     @abstractmethod
@@ -106,8 +109,8 @@ class OpenpiConversation(Conversation):
         self._tickets: asyncio.Queue[Ticket] = asyncio.Queue()
         self._prev_total_ms: float | None = None
 
-    def read(self, body: bytes) -> Ask:
-        return read_frame(body, self.desk.limits)
+    def read(self, body: Buffer, limits: CodecLimits) -> Ask:
+        return read_frame(body, limits)
 
     def take(self, ticket: Ticket) -> None:
         self._tickets.put_nowait(ticket)
@@ -151,8 +154,8 @@ class RealtimeConversation(Conversation):
         self._answers: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def read(self, body: bytes) -> Ask:
-        return read_generation(body, is_msgpack=True, is_numpy=True, limits=self.desk.limits)
+    def read(self, body: Buffer, limits: CodecLimits) -> Ask:
+        return read_generation(body, limits, is_msgpack=True, is_numpy=True)
 
     def take(self, ticket: Ticket) -> None:
         task = asyncio.create_task(self._answer(ticket))
