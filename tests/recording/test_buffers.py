@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ostinato.recording.buffers import StaticInputs, copy_of, flat, is_dense, pad
 from ostinato.recording.gate import vary
 from ostinato.recording.ladder import Axis, Grows
+from ostinato.recording.shared import SharedBuffers
 from ostinato.recording.spec import TensorSpec
 from ostinato.recording.upload import Upload
 from tests.recording.tape_checks import bytes_of
@@ -191,3 +192,57 @@ def test_uploads_are_padded_on_the_host() -> None:
         buffers.load([torch.arange(n)], {axis: 4})
         assert buffers.tensors[0].tolist() == [*range(n), *[4] * (5 - n)]
     assert bytes_of(buffers.tensors[0])[:8] == b"\0" * 8
+
+
+ROWS = Axis("rows", top=12)
+
+
+def sharing(sizes: list[int]) -> list[StaticInputs]:
+    """Inputs of recordings of these sizes, three columns each, in one memory; padding is -7."""
+    shared = SharedBuffers()
+    return [
+        StaticInputs(
+            [TensorSpec.of(torch.zeros(size, 3))],
+            CPU,
+            in_place={},
+            uploads=[],
+            growth={0: {0: Grows(ROWS, fill=-7.0)}},
+            shared=shared,
+        )
+        for size in sizes
+    ]
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 12), st.booleans()), min_size=1, max_size=12
+    ),
+    order=st.permutations([12, 7, 4]),
+)
+def test_recordings_that_share_memory_see_their_own_rows_and_fill(
+    calls: list[tuple[int, int, bool]], order: list[int]
+) -> None:
+    inputs = sharing(order)
+    for number, (which, used, is_poisoned) in enumerate(calls):
+        size = order[which]
+        given = torch.full((min(used, size), 3), float(number))
+        inputs[which].load([given], {ROWS: size})
+        static = inputs[which].tensors[0]
+        assert torch.equal(static[: len(given)], given)
+        assert (static[len(given) :] == -7).all(), "rows of an earlier call are left"
+        if is_poisoned:
+            inputs[which].poison([given])
+            assert static[len(given) :].isnan().all()
+
+
+def test_shared_inputs_take_the_memory_of_the_largest() -> None:
+    shared = SharedBuffers()
+    for size in (12, 7, 4):
+        spec = TensorSpec.of(torch.zeros(size, 3))
+        view, _ = shared.take(("input", 0, spec.shape[1:]), spec, CPU)
+        assert view.shape == (size, 3) and view.is_contiguous()
+    assert shared.num_bytes == 12 * 3 * 4
+    assert sum(i.num_bytes for i in sharing([12, 7])) == 0, "the generation counts them"
+    spec = TensorSpec.of(torch.zeros(20, 3))
+    shared.take(("input", 0, spec.shape[1:]), spec, CPU)
+    assert shared.num_bytes == (12 + 20) * 3 * 4, "what does not fit gets memory of its own"

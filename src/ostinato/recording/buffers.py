@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ostinato.recording.ladder import Axis, Grows
+from ostinato.recording.shared import Buffer, SharedBuffers
 from ostinato.recording.spec import TensorSpec
 from ostinato.recording.upload import Upload
 
@@ -53,7 +54,8 @@ class StaticInputs:
     ``specs`` describe the static tensors. Inputs in ``in_place`` are not copied: the caller's
     tensor is the static one. Inputs in ``uploads`` arrive on the host and travel together in one
     upload; with ``keeps_uploads`` nobody writes to them again. ``growth`` says, per input, which
-    dimensions a call may leave partly unused.
+    dimensions a call may leave partly unused. With ``shared``, inputs that grow along their first
+    dimension lie at the front of buffers that other recordings use too.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class StaticInputs:
         uploads: Sequence[int],
         keeps_uploads: bool = False,
         growth: Mapping[int, Growth],
+        shared: SharedBuffers | None = None,
     ) -> None:
         self.specs = tuple(specs)
         self._growth = dict(growth)
@@ -74,17 +77,23 @@ class StaticInputs:
         self._uploads = tuple(uploads)
         uploaded = self._upload.tensors if self._upload is not None else []
         special = {**in_place, **dict(zip(uploads, uploaded, strict=True))}
+        self._buffers: dict[int, Buffer] = {}
+        if shared is not None:
+            for i, grown in self._growth.items():
+                if i not in special and set(grown) == {0} and _is_plain(specs[i]):
+                    key = ("input", i, specs[i].shape[1:])
+                    special[i], self._buffers[i] = shared.take(key, specs[i], device)
         self.tensors = [
             special[i] if i in special else _make(spec, device) for i, spec in enumerate(specs)
         ]
-        self._copied = [i for i in range(len(specs)) if i not in special]
+        self._copied = [i for i in range(len(specs)) if i not in special or i in self._buffers]
         self._filled: dict[tuple[int, int], int] = {}
         self._plan()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the static tensors that this recording owns."""
-        own = sum(self.specs[i].num_bytes for i in self._copied)
+        own = sum(self.specs[i].num_bytes for i in self._copied if i not in self._buffers)
         return own + (self._upload.num_bytes if self._upload is not None else 0)
 
     def _plan(self) -> None:
@@ -126,12 +135,24 @@ class StaticInputs:
         for dim in self._growth[i]:
             real = real.narrow(dim, 0, given.shape[dim])
         real.copy_(given, non_blocking=True)
+        if i in self._buffers:
+            self._clean(self._buffers[i], static, given.shape[0], self._growth[i][0], sizes)
+            return
         for dim, grows in self._growth[i].items():
             used, last = given.shape[dim], self._filled.get((i, dim), static.shape[dim])
             if used < last or len(self._growth[i]) > 1:
                 end = last if len(self._growth[i]) == 1 else static.shape[dim]
                 static.narrow(dim, used, end - used).fill_(fill_value(grows, sizes))
             self._filled[i, dim] = used
+
+    @staticmethod
+    def _clean(buffer: Buffer, static: torch.Tensor, used: int, grows: Grows, sizes: Sizes) -> None:
+        """Fill what earlier calls, of this recording or of others, left beyond ``used`` in it."""
+        rows, dirty = static.shape[0], buffer.dirty
+        if used < min(dirty, rows):
+            static[used : min(dirty, rows)].fill_(fill_value(grows, sizes))
+        if dirty <= rows:  # else a larger recording's rows are still there, beyond this one
+            buffer.dirty = used
 
     def _padded_on_host(self, i: int, given: torch.Tensor, sizes: Sizes | None) -> torch.Tensor:
         growth = self._growth.get(i)
@@ -146,6 +167,18 @@ class StaticInputs:
                     used = inputs[i].shape[dim]
                     static.narrow(dim, used, static.shape[dim] - used).fill_(float("nan"))
                     self._filled.pop((i, dim), None)
+                if i in self._buffers:
+                    self._buffers[i].dirty = max(self._buffers[i].dirty, static.shape[0])
+
+
+def _is_plain(spec: TensorSpec) -> bool:
+    """True for a contiguous tensor that needs no gradient."""
+    step = 1
+    for size, stride in zip(reversed(spec.shape), reversed(spec.stride), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return not spec.requires_grad
 
 
 def fill_value(grows: Grows, sizes: Sizes) -> float:

@@ -13,6 +13,7 @@ import torch
 
 from ostinato.errors import RecordingRefused
 from ostinato.recording.backend import Backend, Pool
+from ostinato.recording.shared import SharedBuffers
 
 GENERATION_SHARE = 0.5
 """A generation takes no more recordings once it holds this share of the budget."""
@@ -90,12 +91,14 @@ class Generation:
         self.last_used = 0
         self.pool_bytes = 0
         self.members: list[Holder] = []
+        self.shared = SharedBuffers()
 
     def measure(self) -> None:
         self.pool_bytes = self.pool.bytes_held()
 
     def bytes_held(self) -> int:
-        return self.pool_bytes + sum(m.own_bytes for m in self.members)
+        own = sum(m.own_bytes for m in self.members)
+        return self.pool_bytes + self.shared.num_bytes + own
 
 
 class Cache:

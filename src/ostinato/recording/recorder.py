@@ -82,7 +82,7 @@ class Recorder:
         region, ledger, pool = order.region, order.ledger, generation.pool
         ledger.check()
         snapshot = ledger.snapshot()
-        inputs = self._static_inputs(order)
+        inputs = self._static_inputs(order, generation)
         self._require_room(generation, inputs.num_bytes)
         inputs.load(order.example.tensors, order.rung)
         try:
@@ -129,7 +129,7 @@ class Recorder:
             self._shrink(generation, entry)
         return entry
 
-    def _static_inputs(self, order: Order) -> StaticInputs:
+    def _static_inputs(self, order: Order, generation: Generation) -> StaticInputs:
         region = order.region
         specs = order.key.specs
         return StaticInputs(
@@ -139,6 +139,7 @@ class Recorder:
             uploads=sorted(region.uploads),
             keeps_uploads=region.keeps_uploads,
             growth=region.grows if order.rung is not None else {},
+            shared=generation.shared if region.shares_buffers else None,
         )
 
     def _on_device(self, spec: TensorSpec) -> TensorSpec:
@@ -169,7 +170,8 @@ class Recorder:
         if order.key.modes[1] and order.ledger.requires_grad():
             raise RecordingRefused("a gradient may be needed", rule="grad")
         outside = [*order.ledger.tensors, *made.reads]
-        results = Results(made.result, inputs.tensors, outside)
+        shared = generation.shared if region.shares_buffers else None
+        results = Results(made.result, inputs.tensors, outside, shared)
         return replace(made, result=None), results
 
     @staticmethod

@@ -46,6 +46,8 @@ class Region:
     written back. ``state``: tensors that it writes to and that warm-up and gate must not spoil:
     then ``gate_inputs`` must point to scratch. ``is_timed=False``: a recording serves whatever a
     clock says of a single call, because its owner wants times that do not depend on the host.
+    ``shares_buffers``: its owner never borrows a result, so that recordings of one generation may
+    share the memory of static inputs and results.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Region:
     asks_identity: bool = False
     result_growth: ResultGrowth | None = None
     is_timed: bool = True
+    shares_buffers: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.fn):

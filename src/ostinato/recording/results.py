@@ -16,6 +16,7 @@ import torch
 from ostinato.errors import RecordingRefused, UnkeyableArgument
 from ostinato.recording import tree
 from ostinato.recording.buffers import is_dense
+from ostinato.recording.shared import SharedBuffers
 from ostinato.recording.spec import TensorSpec
 
 Lengths = Mapping[int, int]
@@ -40,7 +41,12 @@ class _View(NamedTuple):
 class _Group:
     """Results that share one storage, and the static tensor that holds them."""
 
-    def __init__(self, members: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        members: Sequence[torch.Tensor],
+        place: int = 0,
+        shared: SharedBuffers | None = None,
+    ) -> None:
         specs = [TensorSpec.of(t) for t in members]
         self.start = min(int(t.storage_offset()) for t in members)
         end = max(int(t.storage_offset()) + s.span for t, s in zip(members, specs, strict=True))
@@ -53,7 +59,10 @@ class _Group:
             )
         self.is_plain = len(members) == 1 and is_dense(specs[0])
         first = members[0]
-        if self.is_plain:
+        self.is_shared = self.is_plain and shared is not None and first.is_contiguous()
+        if self.is_shared and shared is not None:
+            self.static, _ = shared.take(("result", place), specs[0], first.device)
+        elif self.is_plain:
             self.static = specs[0]._replace(is_aligned=True).empty(first.device)
         else:
             self.static = torch.empty(end - self.start, dtype=first.dtype, device=first.device)
@@ -72,7 +81,7 @@ class Results:
 
     Made from that result (``example``), the static inputs it was computed from, and the tensors
     that exist outside (parameters, buffers). ``store`` is recorded; ``hand_out`` and ``borrow``
-    are not.
+    are not. With ``shared``, results lie in buffers that other recordings use too.
     """
 
     def __init__(
@@ -80,7 +89,9 @@ class Results:
         example: Any,
         inputs: Sequence[torch.Tensor],
         outside: Sequence[torch.Tensor],
+        shared: SharedBuffers | None = None,
     ) -> None:
+        self._shared = shared
         leaves: list[torch.Tensor] = []
         try:
             self.structure = tree.flatten(example, leaves, "result")
@@ -122,13 +133,15 @@ class Results:
             else:
                 at = made.setdefault(key, len(self._groups)) if key else len(self._groups)
                 if at == len(self._groups):
-                    self._groups.append(_Group(shared[key] if key else [leaf]))
+                    members = shared[key] if key else [leaf]
+                    self._groups.append(_Group(members, len(self._groups), self._shared))
                 group = self._groups[at]
                 self._places.append(at if group.is_plain else _view(~at, leaf, group.start))
 
     @property
     def num_bytes(self) -> int:
-        return sum(g.static.numel() * g.static.element_size() for g in self._groups)
+        own = [g.static for g in self._groups if not g.is_shared]
+        return sum(static.numel() * static.element_size() for static in own)
 
     @property
     def statics(self) -> list[torch.Tensor]:

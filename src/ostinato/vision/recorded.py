@@ -95,6 +95,7 @@ class RecordedTower:
             grows={0: {0: Grows(self._axis)}},
             uploads=frozenset(range(1, 1 + num_arrays)),
             keeps_uploads=True,
+            shares_buffers=True,
             is_private=True,
             result_growth=[{0: tokens}] * (1 + len(config.deepstack_blocks)),
         )
