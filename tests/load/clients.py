@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,13 @@ SIZES = [(32, 32), (64, 96), (96, 64), (160, 32), (96, 96), (128, 160), (224, 22
 
 
 @contextmanager
-def server(*flags: str) -> Iterator[int]:
+def server(*flags: str, device: str = "cpu") -> Iterator[int]:
     """Its port, once the warm-up is over."""
     code = "from ostinato.cli.main import main; main()"
-    command = [sys.executable, "-u", "-c", code, "serve", "--model", MODEL, "--device", "cpu"]
+    command = [sys.executable, "-u", "-c", code, "serve", "--model", MODEL, "--device", device]
     command += ["--port", "0", "--skip-server-warmup", *FLAGS, *flags]
-    environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stdout is not None
@@ -58,21 +61,22 @@ class Content:
 
 
 def contents() -> list[Content]:
-    """Pictures of many sizes, the photograph and the video, encoded directly."""
+    """Pictures of many sizes, the photograph and, where PyAV is, the video, encoded directly."""
+    clips = [clip_bytes()] if find_spec("av") is not None else []
     graph = ostinato.GraphConfig(mode="off")
     encoder = ostinato.load_encoder(MODEL, device="cpu", graph=graph)
     try:
         images = [picture(seed, *size) for seed, size in enumerate(SIZES)] + [photograph_bytes()]
         made = encoder.encode(
             images,
-            [clip_bytes()],
+            clips,
             image_options=ImageOptions(**SMALL),
             video_options=VideoOptions(**SMALL),
         )
-        kinds = ["image_url"] * len(images) + ["video_url"]
+        kinds = ["image_url"] * len(images) + ["video_url"] * len(clips)
         return [
             Content(kind, data_url(content), result.embeddings.numpy())
-            for kind, content, result in zip(kinds, [*images, clip_bytes()], made, strict=True)
+            for kind, content, result in zip(kinds, [*images, *clips], made, strict=True)
         ]
     finally:
         encoder.close()
