@@ -65,6 +65,8 @@ def make_model(family: str, *, is_tied: bool = False) -> nn.Module:
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases and scales that are zero or one show nothing
                 parameter.data.add_(torch.randn_like(parameter) * 0.1)
+        if not is_tied:  # transformers takes a placeholder in a reply for an image of the prompt
+            model.lm_head.weight.data[SPECIALS["vision_start_token_id"] :] = 0
     result: nn.Module = model.eval()
     return result
 
