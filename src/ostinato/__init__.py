@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ostinato.recording.graphed import Graphed, graph
     from ostinato.recording.routes import route
     from ostinato.vision.encoder import Encoded, Encoder, load_encoder
+    from ostinato.vlm.chat import Chat
+    from ostinato.vlm.load import load_chat
 
 _HOMES = {
     "graph": "ostinato.recording.graphed",
@@ -24,13 +26,16 @@ _HOMES = {
     "doctor": "ostinato.recording.doctor",
     "route": "ostinato.recording.routes",
     "load_encoder": "ostinato.vision.encoder",
+    "load_chat": "ostinato.vlm.load",
     "load_policy": "ostinato.policy.load",
+    "Chat": "ostinato.vlm.chat",
     "Policy": "ostinato.policy.contract",
     "Encoder": "ostinato.vision.encoder",
     "Encoded": "ostinato.vision.encoder",
 }
 
 __all__ = [
+    "Chat",
     "Encoded",
     "Encoder",
     "GraphConfig",
@@ -38,6 +43,7 @@ __all__ = [
     "Policy",
     "doctor",
     "graph",
+    "load_chat",
     "load_encoder",
     "load_policy",
     "route",

@@ -1,1 +1,1 @@
-"""Language models: cache, scheduler, prefill and decode; empty so far."""
+"""Language models: decoders over a paged cache, and the engine that serves them."""

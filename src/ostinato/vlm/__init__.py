@@ -1,1 +1,1 @@
-"""Joins vision encoders and language models; empty so far."""
+"""Joins vision encoders and language models."""

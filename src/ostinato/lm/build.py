@@ -1,0 +1,169 @@
+"""Puts an engine together: how large everything is, the cache, the recordings.
+
+The first page of a cache belongs to nobody: warm-up and gate write there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import ConfigError
+from ostinato.kernels.gate import Numerics
+from ostinato.lm.contract import LmConfig
+from ostinato.lm.decode import Decode
+from ostinato.lm.engine import EncodeMedia, Engine
+from ostinato.lm.kv_cache import PagePool
+from ostinato.lm.models.qwen import Qwen
+from ostinato.lm.prefill import Prefill
+from ostinato.lm.scheduler import Scheduler
+from ostinato.lm.step import RecordedStep, Step
+from ostinato.recording.config import GraphConfig
+from ostinato.recording.graphed import shared_runner
+from ostinato.recording.ladder import Ladder
+
+SCRATCH_PAGES = 1
+SMALLEST_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """``max_batch``: sequences at once; ``max_chunk``: tokens of one prefill step, shared by up to
+    ``max_chunks`` sequences; ``max_length``: tokens of a prompt and its reply; ``max_waiting``:
+    requests in the queue. ``decode_rungs`` and ``prefill_rungs``: sizes to record instead of the
+    ladder's own; they reach ``max_batch`` and ``max_chunk``.
+    """
+
+    num_pages: int
+    max_length: int
+    page_size: int = 16
+    max_batch: int = 32
+    max_chunk: int = 2048
+    max_chunks: int = 4
+    max_waiting: int = 256
+    decode_rungs: tuple[int, ...] | None = None
+    prefill_rungs: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_pages", "max_length", "page_size", "max_batch", "max_chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not 1 <= self.max_chunks <= self.max_chunk:
+            raise ConfigError(
+                f"max_chunks is {self.max_chunks}; expected 1 to max_chunk, {self.max_chunk}"
+            )
+        if self.max_length > self.num_pages * self.page_size:
+            raise ConfigError(
+                f"max_length is {self.max_length}; expected at most the {self.num_pages} pages' "
+                f"{self.num_pages * self.page_size} tokens, or one request could wait for ever"
+            )
+        for name, top in (("decode_rungs", self.max_batch), ("prefill_rungs", self.max_chunk)):
+            rungs = getattr(self, name)
+            if rungs is not None and Ladder(rungs).top != top:
+                raise ConfigError(f"{name} ends at {rungs[-1]}; expected its top, {top}")
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.max_length // self.page_size)
+
+    @property
+    def decode_ladder(self) -> Ladder:
+        if self.decode_rungs is not None:
+            return Ladder(self.decode_rungs)
+        return Ladder.geometric(top=self.max_batch, ratio=1.5)
+
+    @property
+    def prefill_ladder(self) -> Ladder:
+        if self.prefill_rungs is not None:
+            return Ladder(self.prefill_rungs)
+        bottom = min(SMALLEST_CHUNK, self.max_chunk)
+        return Ladder.geometric(bottom=bottom, top=self.max_chunk, ratio=1.5, multiple=16)
+
+
+def page_bytes(config: LmConfig, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page in all layers, keys and values."""
+    return (
+        2 * config.num_layers * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    )
+
+
+def make_cache(config: LmConfig, sizes: EngineSizes, like: Tensor) -> Tensor:
+    """(layers, 2, pages, page_size, kv_heads, head_dim) of zeros: what padding reads is finite."""
+    return torch.zeros(
+        (
+            config.num_layers,
+            2,
+            SCRATCH_PAGES + sizes.num_pages,
+            sizes.page_size,
+            config.num_kv_heads,
+            config.head_dim,
+        ),
+        dtype=like.dtype,
+        device=like.device,
+    )
+
+
+def build_engine(
+    model: Qwen,
+    sizes: EngineSizes,
+    *,
+    graph: GraphConfig,
+    eos_ids: frozenset[int],
+    encode: EncodeMedia,
+    num_levels: int,
+    numerics: Numerics = "fast",
+    warm_up: bool = True,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Engine:
+    """An engine that has not started. ``num_levels``: DeepStack levels of a row of media.
+
+    With ``warm_up`` every rung is recorded now; without, every step is direct. ``progress`` is
+    told what is being recorded.
+    """
+    config, like = model.config, model.table
+    cache = make_cache(config, sizes, like)
+    step = Step(model, cache)
+    runner = None if graph.mode == "off" else shared_runner(like.device, graph)
+    prefill = Prefill(
+        RecordedStep("prefill", step, runner, graph, numerics=numerics),
+        sizes.prefill_ladder,
+        page_size=sizes.page_size,
+        max_pages=sizes.max_pages,
+        max_chunks=sizes.max_chunks,
+        features_width=config.width * (1 + num_levels),
+        device=like.device,
+        dtype=like.dtype,
+    )
+    decode = Decode(
+        RecordedStep("decode", step, runner, graph, numerics=numerics),
+        sizes.decode_ladder,
+        page_size=sizes.page_size,
+        max_pages=sizes.max_pages,
+    )
+    if warm_up and runner is not None:
+        with torch.inference_mode():
+            progress("prefill")
+            prefill.record()
+            progress("decode")
+            decode.record()
+    scheduler = Scheduler(
+        PagePool(sizes.num_pages, first=SCRATCH_PAGES),
+        page_size=sizes.page_size,
+        max_batch=sizes.max_batch,
+        max_tokens=sizes.max_chunk,
+        max_chunks=sizes.max_chunks,
+    )
+    return Engine(
+        scheduler,
+        prefill,
+        decode,
+        page_size=sizes.page_size,
+        max_length=sizes.max_length,
+        max_waiting=sizes.max_waiting,
+        eos_ids=eos_ids,
+        encode=encode,
+    )

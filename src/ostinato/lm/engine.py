@@ -1,0 +1,306 @@
+"""The thread that owns the device: takes requests, makes steps, hands out tokens.
+
+A step's failure ends the requests that took part in it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from secrets import randbits
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import InputError, Overloaded
+from ostinato.lm.contract import (
+    ChatDelta,
+    FinishReason,
+    Media,
+    OnDelta,
+    Prompt,
+    SamplingParams,
+    TokenLogprob,
+)
+from ostinato.lm.decode import Decode
+from ostinato.lm.kv_cache import chain_of
+from ostinato.lm.prefill import Prefill, media_of
+from ostinato.lm.sampling import Sampler, choose, choosing, logprobs, penalised
+from ostinato.lm.scheduler import Chunk, Plan, Scheduler, Sequence
+from ostinato.lm.text import TextStream
+from ostinato.recording.stats import Stats
+
+log = logging.getLogger(__name__)
+EncodeMedia = Callable[[Ordered[Media]], None]
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot. ``finished``: requests by reason, ``"error"`` among them."""
+
+    num_waiting: int
+    num_running: int
+    num_pages: int
+    num_free_pages: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    num_preempted: int
+    finished: dict[str, int]
+    recordings: dict[str, Stats] = field(default_factory=dict)
+
+
+class Ticket:
+    """A request that was taken. ``cancel`` may be called from any thread, more than once."""
+
+    def __init__(self, engine: Engine, sequence: Sequence) -> None:
+        self._engine = engine
+        self._sequence = sequence
+        self.prompt_tokens = sequence.num_prompt
+        self.image_tokens = sum(span.length for span in sequence.prompt.spans)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were served from the cache; 0 until the first delta."""
+        return self._sequence.num_cached
+
+    def cancel(self) -> None:
+        """End the request; its last delta says ``"cancelled"`` unless it has ended already."""
+        self._engine.cancel(self._sequence)
+
+
+class Engine:
+    """``max_length``: tokens of a request, prompt and reply; ``encode`` gives media their rows."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        prefill: Prefill,
+        decode: Decode,
+        *,
+        page_size: int,
+        max_length: int,
+        max_waiting: int,
+        eos_ids: frozenset[int],
+        encode: EncodeMedia,
+    ) -> None:
+        self.max_length = max_length
+        self._scheduler = scheduler
+        self._prefill = prefill
+        self._decode = decode
+        self._page_size = page_size
+        self._max_waiting = max_waiting
+        self._eos_ids = eos_ids
+        self._encode = encode
+        self._counts: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._new: list[Sequence] = []
+        self._has_cancelled = False
+        self._is_closing = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._loop, name="ostinato-lm", daemon=True)
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, text: TextStream, on_delta: OnDelta
+    ) -> Ticket:
+        """Take a request; its deltas are handed to ``on_delta`` on the engine's thread.
+
+        Raises ``InputError`` for a prompt that does not fit and ``Overloaded`` when the queue is
+        full or the engine closed.
+        """
+        length, largest = len(prompt.token_ids), self.max_length
+        if not length:
+            raise InputError("the prompt is empty; expected at least one token")
+        if length + (params.max_tokens or 1) > largest:
+            raise InputError(
+                f"the prompt has {length} tokens and max_tokens is {params.max_tokens}; expected "
+                f"at most {largest} together"
+            )
+        seed = randbits(63) if params.seed is None else params.seed
+        sequence = Sequence(
+            prompt,
+            Sampler(params, seed, frozenset(prompt.token_ids)),
+            text,
+            on_delta,
+            params.max_tokens or largest - length,
+            chain_of(prompt, self._page_size),
+        )
+        with self._wake:
+            if self._is_closing:
+                raise Overloaded("the engine is closed", retry_after_s=1)
+            num_waiting = len(self._new) + len(self._scheduler.waiting)
+            if num_waiting >= self._max_waiting:
+                raise Overloaded(f"{num_waiting} requests are waiting", retry_after_s=1)
+            self._new.append(sequence)
+            self._wake.notify()
+        return Ticket(self, sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """See ``Ticket.cancel``."""
+        with self._wake:
+            sequence.is_cancelled = self._has_cancelled = True
+            self._wake.notify()
+
+    def stats(self) -> EngineStats:
+        """May be called from any thread; numbers of one moment, more or less."""
+        scheduler = self._scheduler
+        steps = {"prefill": self._prefill.recorded, "decode": self._decode.recorded}
+        found = {name: step.stats() for name, step in steps.items()}
+        return EngineStats(
+            num_waiting=len(self._new) + len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_pages=scheduler.pool.num_pages,
+            num_free_pages=scheduler.pool.num_free,
+            prompt_tokens=self._counts["prompt"],
+            cached_tokens=self._counts["cached"],
+            generated_tokens=self._counts["generated"],
+            num_preempted=scheduler.num_preempted,
+            finished=dict(self._finished),
+            recordings={name: stats for name, stats in found.items() if stats is not None},
+        )
+
+    def close(self) -> None:
+        """Cancel what is under way, end the thread, free the recordings. Twice is allowed."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._prefill.recorded.close()
+        self._decode.recorded.close()
+
+    # -- the engine's thread --------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._new or self._has_cancelled or self._is_closing or self._is_busy()):
+                    self._wake.wait()
+                self._scheduler.waiting.extend(self._new)
+                self._new.clear()
+                is_closing, self._has_cancelled = self._is_closing, False
+            for sequence in self._all():
+                if is_closing or sequence.is_cancelled:
+                    self._end(sequence, "cancelled")
+            if is_closing:
+                return
+            plan = self._scheduler.plan()
+            if plan is not None:
+                self._step(plan)
+
+    def _is_busy(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    def _all(self) -> list[Sequence]:
+        return [*self._scheduler.running, *self._scheduler.waiting]
+
+    def _step(self, plan: Plan) -> None:
+        chunks = plan.chunks
+        try:
+            if plan.is_prefill:
+                chunks = self._with_rows(chunks)
+            if not chunks:
+                return
+            tokens, logits = (self._prefill if plan.is_prefill else self._decode)(chunks)
+            for chunk in chunks:
+                self._scheduler.computed(chunk)
+            self._hand_out(chunks, tokens, logits)
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(chunks))
+            for chunk in chunks:
+                self._fail(chunk.sequence, error)
+
+    def _with_rows(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+        """Encode what the chunks show, all at once; where that fails, one by one, so that a bad
+        item ends its own request only.
+        """
+        media = media_of(chunks)
+        if media:
+            try:
+                self._encode(media)
+            except Exception:
+                for chunk in chunks:
+                    try:
+                        own = media_of([chunk])
+                        if own:
+                            self._encode(own)
+                    except Exception as error:
+                        log.exception("media of a request cannot be encoded")
+                        self._fail(chunk.sequence, error)
+        return tuple(c for c in chunks if not media_of([c]))
+
+    def _hand_out(self, chunks: tuple[Chunk, ...], tokens: Tensor, logits: Tensor) -> None:
+        """Tokens of the sequences that have no more to compute; waits for the device."""
+        done = [(row, c.sequence) for row, c in enumerate(chunks) if not c.sequence.num_left]
+        if not done:
+            return
+        samplers = [sequence.sampler for _, sequence in done]
+        rows = [row for row, _ in done]
+        if rows != list(range(len(rows))):
+            index = torch.tensor(rows, device=tokens.device)
+            tokens, logits = tokens[index], logits[index]
+        if any(sampler.params.has_penalties for sampler in samplers):
+            places = [(s.sampler, len(s.token_ids)) for _, s in done]
+            by = choosing(places, len(places))
+            on_device = type(by)(*(t.to(logits.device) for t in by))
+            tokens = choose(penalised(logits, samplers), on_device)
+        chosen: list[int] = tokens[: len(done)].tolist()
+        found = logprobs(logits, chosen, [sampler.params.logprobs for sampler in samplers])
+        for (_, sequence), token, logprob in zip(done, chosen, found, strict=True):
+            self._give(sequence, token, logprob)
+
+    def _give(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
+        params = sequence.sampler.params
+        if not sequence.num_generated:
+            self._counts["prompt"] += sequence.num_prompt
+            self._counts["cached"] += sequence.num_cached
+        self._counts["generated"] += 1
+        sequence.token_ids.append(token)
+        sequence.sampler.counts[token] += 1
+        for span in sequence.prompt.spans:
+            span.media.rows = None  # their keys are written; encoded again if they must be
+        is_end = token in params.stop_token_ids
+        is_end = is_end or (token in self._eos_ids and not params.ignore_eos)
+        text = "" if is_end else sequence.text.push(token)
+        reason: FinishReason | None = None
+        if is_end or sequence.text.is_stopped:
+            reason = "stop"
+        elif sequence.num_generated >= sequence.max_tokens:
+            reason = "length"
+        kept = None if logprob is None else (logprob,)
+        if reason is not None:
+            text += sequence.text.finish()
+        self._tell(sequence, ChatDelta(text, (token,), kept, reason))
+        if reason is not None:
+            self._finished[reason] += 1
+            self._scheduler.remove(sequence)
+
+    def _tell(self, sequence: Sequence, delta: ChatDelta) -> None:
+        try:
+            sequence.on_delta(delta)
+        except Exception:
+            log.exception("a request's owner failed; the request is cancelled")
+            self.cancel(sequence)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._finished[reason] += 1
+        self._scheduler.remove(sequence)
+        self._tell(sequence, ChatDelta(sequence.text.finish(), (), None, reason))
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        if sequence not in self._scheduler.running:
+            return  # has ended in this very step
+        self._finished["error"] += 1
+        self._scheduler.remove(sequence)
+        self._tell(sequence, ChatDelta("", (), None, "cancelled", error))

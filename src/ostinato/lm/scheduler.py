@@ -1,0 +1,192 @@
+"""Which sequences take part in the next step. Plain bookkeeping, used by one thread.
+
+Prefill and decode steps take turns, so that neither waits for the other. Prompts are cut into
+chunks; those that are under way share a step's tokens evenly. First come, first served; where
+pages run out, the youngest sequence gives its own back and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ostinato.lm.contract import OnDelta, Positions, Prompt
+from ostinato.lm.kv_cache import Chain, PagePool
+from ostinato.lm.sampling import Sampler
+from ostinato.lm.text import TextStream
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request on its way. ``num_computed`` tokens have their keys in ``pages``."""
+
+    prompt: Prompt
+    sampler: Sampler
+    text: TextStream
+    on_delta: OnDelta
+    max_tokens: int
+    chain: Chain
+    token_ids: list[int] = field(init=False)
+    pages: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    """Tokens of the prompt that needed no computing when the sequence was first admitted."""
+    is_admitted: bool = False
+    is_cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt.token_ids)
+        self._next_position = int(self.prompt.positions.max()) + 1
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens without keys: one while decoding."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_left > 1 or self.num_generated == 0
+
+    def positions(self, start: int, end: int) -> Positions:
+        """(3, end - start); generated tokens go on after the prompt's largest position."""
+        given = self.prompt.positions[:, start:end]
+        first = max(start - self.num_prompt, 0) + self._next_position
+        line = np.arange(first, first + end - start - given.shape[1], dtype=np.int32)
+        return np.concatenate([given, np.broadcast_to(line, (3, len(line)))], axis=1)
+
+
+class Chunk(NamedTuple):
+    """Tokens ``start`` to ``end`` of a sequence are computed in this step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+
+class Plan(NamedTuple):
+    """One step: chunks of prompts, or the newest token of each sequence."""
+
+    is_prefill: bool
+    chunks: tuple[Chunk, ...]
+
+
+class Scheduler:
+    """``max_batch`` sequences run at once; a prefill takes ``max_chunks`` of them and
+    ``max_tokens`` tokens.
+    """
+
+    def __init__(
+        self, pool: PagePool, *, page_size: int, max_batch: int, max_tokens: int, max_chunks: int
+    ) -> None:
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preempted = 0
+        self._page_size = page_size
+        self._max_batch = max_batch
+        self._max_tokens = max_tokens
+        self._max_chunks = max_chunks
+        self._was_prefill = False
+
+    def plan(self) -> Plan | None:
+        """The next step, its pages taken; ``None`` if there is nothing to do."""
+        self._admit()
+        prefilling = [s for s in self.running if s.is_prefilling]
+        decoding = [s for s in self.running if not s.is_prefilling]
+        if prefilling and not (decoding and self._was_prefill):
+            self._was_prefill = True
+            return Plan(True, self._shares(prefilling))
+        self._was_prefill = False
+        chunks = self._with_pages(decoding)
+        if chunks:
+            return Plan(False, chunks)
+        return self.plan() if self.running or self.waiting else None
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_batch:
+            sequence = self.waiting[0]
+            length = len(sequence.token_ids)
+            reused = self.pool.reuse(sequence.chain.digests[: (length - 1) // self._page_size])
+            need = -(-length // self._page_size) - len(reused)
+            # what runs may soon need a page each: admitting into that room would only preempt
+            if self.running and need + len(self.running) > self.pool.num_free:
+                taken = None
+            else:
+                taken = self.pool.take(need)
+            if taken is None:
+                self.pool.release(reused)
+                return
+            sequence.pages = reused + taken
+            sequence.num_computed = len(reused) * self._page_size
+            if not sequence.is_admitted:
+                sequence.is_admitted, sequence.num_cached = True, sequence.num_computed
+            self.running.append(self.waiting.popleft())
+
+    def _shares(self, prefilling: Ordered[Sequence]) -> tuple[Chunk, ...]:
+        """The oldest few; what the shorter ones leave of an even share goes to the longer ones."""
+        chosen = sorted(prefilling[: self._max_chunks], key=lambda s: s.num_left)
+        chunks, room = [], self._max_tokens
+        for i, sequence in enumerate(chosen):
+            count = min(sequence.num_left, room // (len(chosen) - i))
+            if count:
+                start = sequence.num_computed
+                chunks.append(Chunk(sequence, start, start + count))
+                room -= count
+        return tuple(chunks)
+
+    def _with_pages(self, decoding: Ordered[Sequence]) -> tuple[Chunk, ...]:
+        chunks = []
+        for sequence in decoding:  # oldest first: whom they preempt comes later
+            if sequence in self.running and self._has_page(sequence):
+                start = sequence.num_computed
+                chunks.append(Chunk(sequence, start, start + 1))
+        return tuple(chunks)
+
+    def _has_page(self, sequence: Sequence) -> bool:
+        while len(sequence.pages) * self._page_size < len(sequence.token_ids):
+            page = self.pool.take(1)
+            if page is not None:
+                sequence.pages += page
+                continue
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preempted += 1
+        self.remove(sequence)
+        self.waiting.appendleft(sequence)
+
+    def computed(self, chunk: Chunk) -> None:
+        """The keys of a chunk are written: full pages may serve others from now on."""
+        sequence, end = chunk.sequence, chunk.end
+        sequence.num_computed = end
+        chain = sequence.chain
+        first = chunk.start // self._page_size
+        if len(chain.digests) < end // self._page_size:
+            chain.extend(sequence.token_ids[:end], sequence.positions(0, end))
+        for i in range(first, end // self._page_size):
+            self.pool.name(sequence.pages[i], chain.digests[i])
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out and its pages back, wherever it is."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.pool.release(sequence.pages)
+        sequence.pages, sequence.num_computed = [], 0

@@ -1,0 +1,162 @@
+"""The device work of one step, and the one way in which it is recorded: a recording per rung.
+
+Whoever builds a step's inputs pads them to a rung, with recordings and without, so that an answer
+does not depend on whether anything is recorded. Nothing is recorded while somebody waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ostinato.errors import RecordingRefused
+from ostinato.kernels.gate import Numerics, using_numerics
+from ostinato.lm.contract import Batch, LanguageModel
+from ostinato.lm.sampling import Choosing, choose
+from ostinato.recording.config import GraphConfig
+from ostinato.recording.region import Region
+from ostinato.recording.runner import Runner
+from ostinato.recording.served import Served
+from ostinato.recording.stats import Counters, Stats
+
+NEVER_ON_THE_PATH = 1 << 62
+NUM_UPLOADED = 1 + len(Batch._fields) + len(Choosing._fields)
+log = logging.getLogger(__name__)
+
+
+class Inputs(NamedTuple):
+    """Of T rows and B sequences, padded to a rung, on the host but for ``features``.
+
+    ``sources``: (T,) int64, the row of ``features`` that replaces a token's embedding, negative for
+    text. ``features``: (T, width * (1 + DeepStack levels)) on the device. Both or neither.
+    """
+
+    ids: Tensor
+    batch: Batch
+    by: Choosing
+    sources: Tensor | None = None
+    features: Tensor | None = None
+
+
+class Step:
+    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache only."""
+
+    def __init__(self, model: LanguageModel, cache: Tensor) -> None:
+        self.model = model
+        self.cache = cache
+
+    def run(
+        self,
+        ids: Tensor,
+        batch: Batch,
+        by: Choosing,
+        sources: Tensor | None = None,
+        features: Tensor | None = None,
+        *,
+        max_query_length: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens (B,) int64 and logits (B, num_tokens), penalties left out."""
+        x = self.model.embed(ids)
+        deepstack: tuple[Tensor, ...] = ()
+        if sources is not None and features is not None:
+            is_media = (sources >= 0)[:, None]
+            rows = features.index_select(0, sources.clamp(min=0))
+            main, *levels = rows.split(x.shape[1], dim=1)
+            x = torch.where(is_media, main, x)
+            deepstack = tuple(torch.where(is_media, level, 0.0) for level in levels)
+        logits = self.model(
+            x, batch, self.cache, max_query_length=max_query_length, deepstack=deepstack
+        )
+        return choose(logits, by), logits
+
+
+class RecordedStep:
+    """One kind of step (decode, prefill) behind recordings; ``runner`` is ``None`` without any."""
+
+    def __init__(
+        self,
+        name: str,
+        step: Step,
+        runner: Runner | None,
+        graph: GraphConfig,
+        *,
+        numerics: Numerics = "fast",
+    ) -> None:
+        self._name = name
+        self._step = step
+        self._device = step.cache.device
+        self._runner = runner if graph.mode != "off" else None
+        self._config = replace(graph, mode="exact", min_hits=NEVER_ON_THE_PATH)
+        self._numerics: Numerics = numerics
+        self._counters = Counters()
+        self._rungs: dict[tuple[int, int, bool], Served] = {}
+
+    def __call__(self, inputs: Inputs, max_query_length: int) -> tuple[Tensor, Tensor]:
+        """Tokens and logits of padded inputs; valid until the next step."""
+        served = self._rungs.get(_shape_of(inputs))
+        how = {"max_query_length": max_query_length}
+        with using_numerics(self._numerics):
+            if served is None:
+                return self._direct(inputs, how)
+            result: tuple[Tensor, Tensor] = served.call(_given(inputs), how, borrow=True)
+            return result
+
+    def _direct(self, inputs: Inputs, how: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        def up(tensor: Tensor) -> Tensor:
+            return tensor.to(self._device, non_blocking=True)
+
+        batch, by = Batch(*map(up, inputs.batch)), Choosing(*map(up, inputs.by))
+        sources = None if inputs.sources is None else up(inputs.sources)
+        return self._step.run(up(inputs.ids), batch, by, sources, inputs.features, **how)
+
+    def record(self, inputs: Inputs, max_query_length: int) -> bool:
+        """Record the rung of ``inputs``, which point to scratch pages; false where it is refused:
+        then it is served directly, and the reason is in the log and in ``stats()``.
+        """
+        if self._runner is None:
+            return False
+        how = {"max_query_length": max_query_length}
+        given = _given(inputs)
+        region = Region(
+            f"{self._name} of {inputs.ids.shape[0]}",
+            self._step.run,
+            uploads=frozenset(range(NUM_UPLOADED + (inputs.sources is not None))),
+            state=(self._step.cache,),
+            gate_inputs=[(given, how)],
+            is_private=True,
+            is_timed=False,
+        )
+        served = self._runner.serve(region, self._config, self._counters)
+        try:
+            with using_numerics(self._numerics):
+                entry = served.record(given, how)
+        except RecordingRefused as refused:
+            log.warning("%s is served directly: %s", region.name, refused)
+            entry = None
+        if entry is not None:
+            self._rungs[_shape_of(inputs)] = served
+        return entry is not None
+
+    def stats(self) -> Stats | None:
+        """How steps were served; ``None`` where nothing is recorded."""
+        served = list(self._rungs.values())
+        return self._runner.stats(*served) if self._runner is not None and served else None
+
+    def close(self) -> None:
+        """Free the recordings."""
+        for served in self._rungs.values():
+            served.close()
+        self._rungs.clear()
+
+
+def _given(inputs: Inputs) -> tuple[Any, ...]:
+    return tuple(inputs) if inputs.sources is not None else tuple(inputs[:3])
+
+
+def _shape_of(inputs: Inputs) -> tuple[int, int, bool]:
+    return inputs.ids.shape[0], inputs.batch.rows.shape[0], inputs.sources is not None

@@ -1,0 +1,197 @@
+"""A vision-language model to talk to: from messages to replies, from any thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ostinato.errors import ConfigError
+from ostinato.lm.contract import (
+    ChatDelta,
+    FinishReason,
+    LmConfig,
+    Media,
+    OnDelta,
+    Prompt,
+    SamplingParams,
+    TokenLogprob,
+)
+from ostinato.lm.engine import Engine, EngineStats, Ticket
+from ostinato.lm.text import TextStream
+from ostinato.recording.stats import Stats
+from ostinato.vision.contract import VisionConfig
+from ostinato.vision.encoder import Encoder
+from ostinato.vlm.prompt import Assembler
+from ostinato.weights.chat_tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """``max_length``: tokens of a prompt and its reply together."""
+
+    model: str
+    model_type: str
+    max_length: int
+    lm: LmConfig
+    vision: VisionConfig
+    eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
+class ChatResult:
+    """A whole reply. ``logprobs``: one for each token, where they were asked for."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    image_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ChatStats:
+    """``engine``: requests, pages, tokens, steps; ``encoder``: how images were served."""
+
+    engine: EngineStats
+    encoder: Stats
+
+
+def sampling_params(**sampling: Any) -> SamplingParams:
+    """``SamplingParams`` of keywords; ``stop`` may be one string. ``ConfigError`` for a name that
+    there is not.
+    """
+    stop = sampling.get("stop", ())
+    sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    sampling["stop_token_ids"] = tuple(sampling.get("stop_token_ids") or ())
+    known = SamplingParams.__dataclass_fields__
+    for name in sampling:
+        if name not in known:
+            raise ConfigError(f"no sampling parameter {name!r}; expected {', '.join(known)}")
+    return SamplingParams(**sampling)
+
+
+class Chat:
+    """Made by ``load_chat``. ``close`` it, or use it in a ``with``."""
+
+    def __init__(
+        self,
+        config: ChatConfig,
+        engine: Engine,
+        encoder: Encoder,
+        assembler: Assembler,
+        tokenizer: ChatTokenizer,
+    ) -> None:
+        self.config = config
+        self._engine = engine
+        self._encoder = encoder
+        self._assembler = assembler
+        self._tokenizer = tokenizer
+
+    def submit(
+        self,
+        messages_or_prompt: object,
+        sampling: SamplingParams,
+        on_delta: OnDelta,
+    ) -> Ticket:
+        """Take a chat (a list of messages), a text, token ids or a ``Prompt``.
+
+        Images are prepared on the caller's thread; ``on_delta`` is called on the engine's thread
+        and must not wait. Raises ``InputError`` for what cannot be served, ``Overloaded`` when the
+        queue is full.
+        """
+        prompt = self._prompt(messages_or_prompt)
+        text = TextStream(self._tokenizer.decode, sampling.stop)
+        return self._engine.submit(prompt, sampling, text, on_delta)
+
+    def stream(self, messages: object, **sampling: Any) -> Iterator[ChatDelta]:
+        """Pieces of a reply as they come; a reply that is no longer read is cancelled.
+
+        The request is taken at once, before the first piece is asked for.
+        """
+        deltas, _ = self._start(messages, sampling)
+        return deltas
+
+    def generate(self, messages: object, **sampling: Any) -> ChatResult:
+        """A whole reply; keywords are those of ``SamplingParams``."""
+        deltas, ticket = self._start(messages, sampling)
+        got = list(deltas)
+        ids = tuple(token for delta in got for token in delta.token_ids)
+        reason = got[-1].finish_reason
+        assert reason is not None
+        logprobs = None
+        if got[0].logprobs is not None:
+            logprobs = tuple(one for delta in got for one in delta.logprobs or ())
+        return ChatResult(
+            text="".join(delta.text for delta in got),
+            token_ids=ids,
+            finish_reason=reason,
+            prompt_tokens=ticket.prompt_tokens,
+            image_tokens=ticket.image_tokens,
+            completion_tokens=len(ids),
+            cached_tokens=ticket.cached_tokens,
+            logprobs=logprobs,
+        )
+
+    def _start(
+        self, messages: object, sampling: dict[str, Any]
+    ) -> tuple[Iterator[ChatDelta], Ticket]:
+        deltas: queue.SimpleQueue[ChatDelta] = queue.SimpleQueue()
+        ticket = self.submit(messages, sampling_params(**sampling), deltas.put)
+
+        def read() -> Iterator[ChatDelta]:
+            try:
+                while True:
+                    delta = deltas.get()
+                    if delta.error is not None:
+                        raise delta.error
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+            finally:
+                ticket.cancel()
+
+        return read(), ticket
+
+    def tokenize(self, messages: object) -> list[int]:
+        """Token ids of a chat (placeholders expanded) or of a text."""
+        return list(self._prompt(messages).token_ids)
+
+    def _prompt(self, given: object) -> Prompt:
+        if isinstance(given, Prompt):
+            return given
+        if isinstance(given, str):
+            return self._assembler.of_text(given)
+        if isinstance(given, Sequence) and given and isinstance(given[0], int):
+            return self._assembler.of_ids(given)
+        return self._assembler.of_messages(given)
+
+    def stats(self) -> ChatStats:
+        """A snapshot; any thread."""
+        return ChatStats(self._engine.stats(), self._encoder.stats())
+
+    def close(self) -> None:
+        """Cancel what is under way and free everything. Twice is allowed."""
+        self._engine.close()
+        self._encoder.close()
+
+    def __enter__(self) -> Chat:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def encode_media(encoder: Encoder, media: Sequence[Media]) -> None:
+    """Give each its rows: one encoder call for the media of several requests."""
+    with torch.inference_mode():
+        for one, encoded in zip(
+            media, encoder.encode_items([m.source for m in media]), strict=True
+        ):
+            one.rows = encoded.packed

@@ -1,0 +1,195 @@
+"""``load_chat``: a checkpoint or a shipped tiny model to a ``Chat``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ostinato.errors import ConfigError, DeviceError, WeightsError
+from ostinato.kernels.gate import Numerics
+from ostinato.lm.build import EngineSizes, build_engine, page_bytes
+from ostinato.lm.load import load_decoder
+from ostinato.lm.models.qwen import Qwen
+from ostinato.recording.config import GraphConfig, resolve_budget
+from ostinato.vision.encoder import load_encoder
+from ostinato.vision.preprocess import Limits
+from ostinato.vision.rungs import TOP_PATCHES
+from ostinato.vlm.chat import Chat, ChatConfig, encode_media
+from ostinato.vlm.prompt import Assembler, PromptConfig
+from ostinato.weights.chat_tokenizer import (
+    ByteChatTokenizer,
+    ChatTokenizer,
+    PublishedChatTokenizer,
+)
+from ostinato.weights.config import read_config, read_json
+from ostinato.weights.files import find_shipped, open_files
+
+CPU_LENGTH = 2048
+"""Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
+CPU_SEQUENCES = 4
+CPU_RUNGS = (32, 128)
+CPU_PATCHES = 256
+
+
+def load_chat(
+    model: str | Path,
+    *,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | None = None,
+    graph: GraphConfig | None = None,
+    numerics: Numerics = "fast",
+    mem_fraction_static: float = 0.85,
+    num_pages: int | None = None,
+    page_size: int = 16,
+    max_batch: int | None = None,
+    max_chunk: int | None = None,
+    max_length: int | None = None,
+    max_waiting: int = 256,
+    decode_rungs: tuple[int, ...] | None = None,
+    prefill_rungs: tuple[int, ...] | None = None,
+    top_patches: int | None = None,
+    workers: int = 2,
+    limits: Limits | None = None,
+    warm_up: bool = True,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Chat:
+    """Load Qwen2.5-VL or Qwen3-VL, put encoder, prefill and decode behind recordings, and serve.
+
+    ``model``: a checkpoint directory, a hub name or a shipped tiny model. ``num_pages`` of
+    ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
+    weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
+    sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
+    most what the checkpoint allows; ``top_patches``: of the largest recorded encoder call.
+    ``warm_up``: record every rung now (else all is direct). ``progress`` is told what is being
+    recorded.
+    Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    """
+    if numerics not in ("fast", "reference"):
+        raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
+    if not 0.0 < mem_fraction_static < 1.0:
+        raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
+    where = _device(device)
+    graph = graph or GraphConfig()
+    config, tokenizer = _published(model)
+    decoder = load_decoder(model, device=where, dtype=dtype)
+    encoder = load_encoder(
+        model,
+        device=where,
+        dtype=decoder.table.dtype,
+        graph=graph,
+        numerics=numerics,
+        top_patches=top_patches or (CPU_PATCHES if where.type == "cpu" else TOP_PATCHES),
+        warm_up=warm_up,
+        workers=workers,
+        limits=limits,
+    )
+    try:
+        vision = encoder.config
+        if vision.out_width != decoder.config.width:
+            raise WeightsError(
+                f"the tower's rows are {vision.out_width} wide, the decoder's "
+                f"{decoder.config.width}"
+            )
+        assembler = Assembler(
+            prompt_config(config, vision.merge_size), tokenizer, encoder.preprocessor
+        )
+        is_cpu = where.type == "cpu"
+        longest = min(
+            max_length or (CPU_LENGTH if is_cpu else decoder.config.max_positions),
+            decoder.config.max_positions,
+        )
+        pages = num_pages or _num_pages(
+            decoder, graph, mem_fraction_static, page_size=page_size, longest=longest
+        )
+        sizes = EngineSizes(
+            num_pages=pages,
+            max_length=min(longest, pages * page_size),
+            page_size=page_size,
+            max_batch=max_batch or (decode_rungs or ((8,) if is_cpu else (32,)))[-1],
+            max_chunk=max_chunk or (prefill_rungs or (CPU_RUNGS if is_cpu else (2048,)))[-1],
+            max_chunks=2 if is_cpu else 4,
+            max_waiting=max_waiting,
+            decode_rungs=decode_rungs,
+            prefill_rungs=prefill_rungs or (CPU_RUNGS if is_cpu and max_chunk is None else None),
+        )
+        engine = build_engine(
+            decoder,
+            sizes,
+            graph=graph,
+            eos_ids=tokenizer.eos_ids,
+            encode=partial(encode_media, encoder),
+            num_levels=len(vision.deepstack_blocks),
+            numerics=numerics,
+            warm_up=warm_up,
+            progress=progress,
+        )
+    except BaseException:
+        encoder.close()
+        raise
+    engine.start()
+    about = ChatConfig(
+        model=str(model),
+        model_type=decoder.config.model_type,
+        max_length=sizes.max_length,
+        lm=decoder.config,
+        vision=vision,
+        eos_ids=tokenizer.eos_ids,
+    )
+    return Chat(about, engine, encoder, assembler, tokenizer)
+
+
+def prompt_config(config: dict[str, Any], merge_size: int) -> PromptConfig:
+    """What a published ``config.json`` says about placeholders and time."""
+    vision = config.get("vision_config") or {}
+    ids = {}
+    for name, default in (("image_token_id", 151655), ("video_token_id", 151656)):
+        ids[name] = config.get(name, default)
+        if type(ids[name]) is not int:
+            raise WeightsError(f"{name} is {ids[name]!r}; expected a token id")
+    return PromptConfig(
+        **ids,
+        merge_size=merge_size,
+        frame_by_frame=config["model_type"] == "qwen3_vl",
+        tokens_per_second=int(vision.get("tokens_per_second", 4)),
+    )
+
+
+def _published(model: str | Path) -> tuple[dict[str, Any], ChatTokenizer]:
+    shipped = find_shipped(model) if isinstance(model, str) else None
+    if shipped is not None:
+        return read_json(shipped, str(model)), ByteChatTokenizer()
+    files = open_files(model)
+    return read_config(files), PublishedChatTokenizer(model, files)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def _num_pages(
+    decoder: Qwen, graph: GraphConfig, mem_fraction: float, *, page_size: int, longest: int
+) -> int:
+    device = decoder.table.device
+    if device.type == "cpu":
+        return CPU_SEQUENCES * -(-longest // page_size)
+    free, total = torch.cuda.mem_get_info(device)
+    recordings = 0
+    if graph.mode != "off":
+        recordings = resolve_budget(graph, device).budget_bytes or 0
+    left = free - int((1.0 - mem_fraction) * total) - recordings
+    pages = left // page_bytes(decoder.config, page_size, decoder.table.dtype)
+    if pages < 1:
+        raise DeviceError(
+            f"{free} bytes are free on {device}: with mem_fraction_static {mem_fraction} and "
+            f"{recordings} bytes for recordings nothing is left for the cache"
+        )
+    return pages

@@ -1,0 +1,127 @@
+"""Chats to text and token ids: a checkpoint's own tokenizer and template, or bytes for the shipped
+tiny models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ostinato.errors import InputError, WeightsError
+from ostinato.weights.config import read_json
+from ostinato.weights.files import Files
+
+Message = Mapping[str, Any]
+"""``role`` and ``content``: a string, or parts of ``type`` text, image or video."""
+
+
+class ChatTokenizer(Protocol):
+    """Special tokens are recognised in text, and left out where ids are decoded."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The chat as the model has seen chats, the answer's opening at the end."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class ByteChatTokenizer:
+    """Every byte is a token; special tokens follow from 256. The template is Qwen's."""
+
+    specials = (
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+        "<|video_pad|>",
+    )
+    eos_ids = frozenset({256, 258})
+    _split = re.compile("(" + "|".join(map(re.escape, specials)) + ")")
+
+    def render(self, messages: Sequence[Message]) -> str:
+        turns = [f"<|im_start|>{m['role']}\n{_as_text(m)}<|im_end|>\n" for m in messages]
+        return "".join(turns) + "<|im_start|>assistant\n"
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for i, piece in enumerate(self._split.split(text)):
+            ids += [256 + self.specials.index(piece)] if i % 2 else piece.encode()
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(i for i in token_ids if i < 256).decode(errors="replace")
+
+
+def _as_text(message: Message) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    media = {k: f"<|vision_start|><|{k}_pad|><|vision_end|>" for k in ("image", "video")}
+    return "".join(media.get(part["type"]) or part["text"] for part in content)
+
+
+class PublishedChatTokenizer:
+    """The tokenizer and chat template of a checkpoint. Raises ``WeightsError`` without them."""
+
+    def __init__(self, model: str | Path, files: Files) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(str(model))
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"{model}: the tokenizer cannot be read: {error}") from error
+        self._template = _template(files) or self._tokenizer.chat_template
+        if not self._template:
+            raise WeightsError(f"{model}: no chat template in the tokenizer or chat_template.json")
+        self.eos_ids = _eos_ids(files) or frozenset({self._tokenizer.eos_token_id}) - {None}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=self._template,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise InputError(f"the chat template refuses these messages: {error}") from error
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+def _template(files: Files) -> str | None:
+    """A processor's own template goes before the tokenizer's, which may know no images."""
+    jinja = files.find("chat_template.jinja")
+    if jinja is not None:
+        return jinja.read_text(encoding="utf-8")
+    path = files.find("chat_template.json")
+    if path is None:
+        return None
+    template = read_json(path, f"{files.origin}: chat_template.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _eos_ids(files: Files) -> frozenset[int]:
+    path = files.find("generation_config.json")
+    found = read_json(path, f"{files.origin}: {path.name}").get("eos_token_id") if path else None
+    ids = found if isinstance(found, list) else [found]
+    return frozenset(i for i in ids if isinstance(i, int))
