@@ -57,7 +57,8 @@ class StubSubmission:
     is_over: bool = False
 
     def cancel(self) -> None:
-        self.is_cancelled = True
+        if not self.is_over:
+            self.is_cancelled = True
 
 
 class StubChat:

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ostinato.errors import Overloaded
@@ -74,13 +74,17 @@ class Generation:
         num_left = self._num_begun
         while num_left:
             for arrival in await self._next():
-                delta = arrival.delta
-                if delta.error is not None:
-                    raise delta.error
+                delta, error = arrival.delta, arrival.delta.error
                 if delta.finish_reason == "cancelled":
-                    raise Overloaded("the answer was cancelled by the server", retry_after_s=1)
-                num_left -= delta.finish_reason is not None
-                yield arrival
+                    error = Overloaded("the answer was cancelled by the server", retry_after_s=1)
+                if error is None:
+                    num_left -= delta.finish_reason is not None
+                    yield arrival
+                    continue
+                if delta.token_ids or delta.text:  # it may have been joined with what came before
+                    delta = replace(delta, error=None, finish_reason=None)
+                    yield replace(arrival, delta=delta)
+                raise error
 
     @property
     def prompt_tokens(self) -> int:

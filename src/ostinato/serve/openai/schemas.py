@@ -153,11 +153,13 @@ def _refusal(error: ValidationError) -> RefusedItem:
     worst = max(found, key=lambda one: len(place_of(one["loc"])))
     place = place_of(worst["loc"]) or "body"
     if worst["type"] == "extra_forbidden":
+        parent, name = place_of(worst["loc"][:-1]), str(worst["loc"][-1])[:100]
+        place = f"{parent}.{name}" if parent else name
         return RefusedItem(place, InputError("[unknown-field] there is no such field"))
     return RefusedItem(place, InputError(f"[request] {worst['msg']}"))
 
 
-_TYPE_TAGS = frozenset({"str", "int", "float", "bool", "none", "Url", "StreamOptions"})
+_TYPE_TAGS = frozenset({"str", "int", "Url", "constrained-str"})
 
 
 def place_of(steps: tuple[int | str, ...]) -> str:
