@@ -14,8 +14,9 @@ from fastapi import FastAPI
 
 from ostinato.cli.greeting import Echo, greet
 from ostinato.serve.app import build_app
-from ostinato.serve.device_thread import DeviceThread, Phase
+from ostinato.serve.device_thread import Phase
 from ostinato.serve.large_frames import LargeFrames
+from ostinato.serve.lifecycle import Lifecycle
 from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
 
@@ -54,15 +55,32 @@ def run_server(
     is_once: bool,
     echo: Echo,
     is_greeting: bool = True,
-    app: FastAPI | None = None,
-    greeting: Callable[[ServerSettings, Echo], None] = greet,
+) -> int:
+    """``run_app`` for an encoder."""
+    return run_app(
+        build_app(service, settings),
+        settings,
+        name=service.name,
+        is_once=is_once,
+        echo=echo,
+        greeting=greet if is_greeting else None,
+    )
+
+
+def run_app(
+    app: FastAPI,
+    settings: ServerSettings,
+    *,
+    name: str,
+    is_once: bool,
+    echo: Echo,
+    greeting: Callable[[ServerSettings, Echo], None] | None,
 ) -> int:
     """Serve until stopped; with ``is_once`` only the greeting. Returns an exit status.
 
-    ``app``: built around ``service``; the encoder server's unless given.
+    ``name``: the model's, for the line that says where it is served.
     """
-    app = app or build_app(service, settings)
-    device: DeviceThread = app.state.device
+    device: Lifecycle = app.state.device
     config = uvicorn_config(app, settings)
     listener = config.bind_socket()
     # asyncio does this for sockets that it made itself; without it every reply waits 40 ms
@@ -79,10 +97,10 @@ def run_server(
             wait_until_listening(server)
             gc.collect()
             gc.freeze()  # a full collection of all that was loaded holds every thread for 0.1 s
-            if is_greeting:
+            if greeting is not None:
                 greeting(settings, echo)
             if not is_once:
-                echo(f"serving {service.name} on http://{settings.host}:{settings.port}")
+                echo(f"serving {name} on http://{settings.host}:{settings.port}")
         except Exception as error:
             failures.append(str(error))
             echo(f"error: {error}")

@@ -191,16 +191,15 @@ def _run_policy(
 ) -> int:
     from ostinato.cli.policy_greeting import greet_policy
     from ostinato.cli.policy_wiring import load_policy_service
-    from ostinato.cli.run_server import run_server
+    from ostinato.cli.run_server import run_app
     from ostinato.serve.openpi.app import build_policy_app
 
     service = load_policy_service(model, settings, device=device)
-    return run_server(
-        service,
+    return run_app(
+        build_policy_app(service, settings.server, robots),
         settings.server,
+        name=service.name,
         is_once=is_once,
-        is_greeting=is_greeting,
         echo=typer.echo,
-        app=build_policy_app(service, settings.server, robots),
-        greeting=greet_policy,
+        greeting=greet_policy if is_greeting else None,
     )

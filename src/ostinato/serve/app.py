@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from ostinato.serve.device_thread import DeviceThread
 from ostinato.serve.guard import install_guard
 from ostinato.serve.health import health_router
+from ostinato.serve.lifecycle import Lifecycle
 from ostinato.serve.metrics import Metrics, metrics_router
 from ostinato.serve.models import models_router
 from ostinato.serve.pooling.routes import pooling_router
@@ -46,7 +48,7 @@ def build_app(service: Service, settings: ServerSettings) -> FastAPI:
 def assemble(
     settings: ServerSettings,
     metrics: Metrics,
-    device: DeviceThread,
+    device: Lifecycle,
     workers: ThreadPoolExecutor,
     routers: Sequence[APIRouter],
     *,
@@ -63,7 +65,8 @@ def assemble(
         try:
             yield
         finally:
-            device.stop()
+            # off the loop, so that what runs can still be answered
+            await asyncio.to_thread(device.stop)
             workers.shutdown(wait=False, cancel_futures=True)
             if on_stop is not None:
                 on_stop()

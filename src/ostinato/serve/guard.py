@@ -40,6 +40,10 @@ class UnknownModel(InputError):
     """A model that this server does not have (404)."""
 
 
+class PromptTooLong(InputError):
+    """A prompt that does not fit into the model's context; OpenAI's own code tells it."""
+
+
 class RefusedItem(InputError):
     """One of several items of a request cannot be served; ``place`` is where it stands."""
 
@@ -103,6 +107,8 @@ def error_facts(error: Exception, request_id: str) -> ErrorFacts:
             status, code = 413, "request-too-large"
         elif isinstance(error, UnknownModel):
             status, code = 404, "model_not_found"
+        elif isinstance(error, PromptTooLong):
+            code = "context_length_exceeded"
         param = error.place if isinstance(error, RefusedItem) else None
         return ErrorFacts(status, str(error), "invalid_request_error", code, param)
     if isinstance(error, Overloaded | CancelledError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from ostinato.serve.device_thread import DeviceThread, Phase
+from ostinato.serve.device_thread import Phase
+from ostinato.serve.lifecycle import Lifecycle
 
 
-def health_router(device: DeviceThread) -> APIRouter:
-    """Routes that answer from the device thread's phase and never wait for it."""
+def health_router(device: Lifecycle) -> APIRouter:
+    """Routes that answer from the model's phase and never wait for it."""
     router = APIRouter(tags=["health"])
 
     def answer(is_good: bool) -> JSONResponse:

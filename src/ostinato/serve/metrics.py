@@ -11,8 +11,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ostinato.serve.device_thread import DeviceThread, Phase
-from ostinato.serve.service import Service
+from ostinato.serve.device_thread import Phase
+from ostinato.serve.lifecycle import Lifecycle
+from ostinato.serve.service import Served
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -20,7 +21,7 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 class _SnapshotCollector(Collector):
     """Reads the service's numbers when somebody asks for the page, not before."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Served) -> None:
         self._service = service
 
     def describe(self) -> list[Metric]:
@@ -35,7 +36,7 @@ class _SnapshotCollector(Collector):
 class Metrics:
     """What happened to the requests of one app."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Served) -> None:
         self.registry = CollectorRegistry()
         self._replies = Counter(
             "ostinato_replies",
@@ -66,7 +67,7 @@ class Metrics:
         self._ready = Gauge("ostinato_ready", "1 once the warm-up is over", registry=self.registry)
         self.registry.register(_SnapshotCollector(service))
 
-    def watch(self, device: DeviceThread) -> None:
+    def watch(self, device: Lifecycle) -> None:
         """Read queue and readiness from there whenever the page is asked for."""
         self._queued.set_function(lambda: device.num_queued)
         self._ready.set_function(lambda: device.phase is Phase.READY)

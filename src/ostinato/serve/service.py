@@ -49,11 +49,9 @@ class Reply:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Service(Protocol):
-    """One model on one device.
-
-    ``warm_up``, ``serve`` and ``close`` are called by the device thread only. The others may be
-    called from any thread at any time and never wait for the device.
+class Served(Protocol):
+    """What every server needs of a model. May be called from any thread at any time and never
+    waits for the device.
     """
 
     @property
@@ -62,6 +60,20 @@ class Service(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """What a client may want to know of the model: plain values for ``/v1/models``."""
+
+    def snapshot(self) -> Mapping[str, float]:
+        """Numbers worth a metric by snake_case name (``recordings``, ``recorded_bytes``)."""
+
+    def events(self) -> Sequence[str]:
+        """Sentences worth a log line since the last call (recorded, refused, evicted)."""
+
+
+class Service(Served, Protocol):
+    """One model on one device that answers requests in batches.
+
+    ``warm_up``, ``serve`` and ``close`` are called by the device thread only, ``prepare`` from any
+    thread.
+    """
 
     def warm_up(self) -> None:
         """Everything that must happen before the first request: record, check."""
@@ -78,11 +90,5 @@ class Service(Protocol):
 
         A request that cannot be served gets an exception in its place; its neighbours are served.
         """
-
-    def snapshot(self) -> Mapping[str, float]:
-        """Numbers worth a metric by snake_case name (``recordings``, ``recorded_bytes``)."""
-
-    def events(self) -> Sequence[str]:
-        """Sentences worth a log line since the last call (recorded, refused, evicted)."""
 
     def close(self) -> None: ...

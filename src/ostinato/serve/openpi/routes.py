@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ostinato.serve.guard import read_body
+from ostinato.serve.leaving import ClientLeft, unless_left
 from ostinato.serve.openpi.desk import Desk, Ticket
 from ostinato.serve.openpi.messages import MSGPACK, read_generation
 from ostinato.serve.openpi.replies import Answer, encode, envelope
@@ -20,29 +20,12 @@ UPGRADE_REQUIRED = (
 )
 
 
-class ClientLeft(Exception):
-    """Nobody is there to read the reply."""
-
-
-async def until_left(request: Request) -> None:
-    """Return when the client has gone; its body was read before."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 async def settle_for(request: Request, desk: Desk, ticket: Ticket) -> Answer:
     """The answer, unless the client leaves first: then its place is free at once."""
-    waits = asyncio.ensure_future(desk.settle(ticket))
-    leaves = asyncio.ensure_future(until_left(request))
     try:
-        await asyncio.wait({waits, leaves}, return_when=asyncio.FIRST_COMPLETED)
-        if not waits.done():
-            raise ClientLeft
-        return waits.result()
+        return await unless_left(request, desk.settle(ticket))
     finally:
         ticket.abandon()
-        waits.cancel()
-        leaves.cancel()
 
 
 def actions_router(desk: Desk) -> APIRouter:

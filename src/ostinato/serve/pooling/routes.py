@@ -19,10 +19,11 @@ from fastapi.responses import JSONResponse, Response
 from ostinato.errors import InputError
 from ostinato.serve import service as protocol
 from ostinato.serve.device_thread import DeviceThread
-from ostinato.serve.guard import RefusedItem, UnknownModel, error_body, read_body
+from ostinato.serve.guard import RefusedItem, error_body, read_body
+from ostinato.serve.media import read_url
 from ostinato.serve.metrics import Metrics
+from ostinato.serve.models import check_model
 from ostinato.serve.pooling import replies as wire
-from ostinato.serve.pooling.media import read_url
 from ostinato.serve.pooling.schemas import (
     Media,
     PoolingRequest,
@@ -61,10 +62,7 @@ class Preparer:
         began_s = time.perf_counter()
         request = parse_request(body)
         check_task(request)
-        if request.model is not None and request.model != self._service.name:
-            raise UnknownModel(
-                f"the model {request.model!r} does not exist; this server has {self._service.name}"
-            )
+        check_model(request.model, self._service)
         media = find_media(request, self._settings.max_items)
         options = options_of(request)
         requests = [self._read(item, options) for item in media]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ostinato.errors import InputError
-from ostinato.serve.pooling.media import read_url
+from ostinato.serve.media import read_url
 from ostinato.serve.settings import MediaPolicy
 
 CLOSED = MediaPolicy()

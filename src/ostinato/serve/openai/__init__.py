@@ -1,0 +1,1 @@
+"""OpenAI's API over a chat service: chat completions, completions, models, tokens."""
