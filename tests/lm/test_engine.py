@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from ostinato.errors import InputError, Overloaded
+from ostinato.lm.build import EngineSizes, largest_recordings_bytes
 from ostinato.lm.contract import Batch, Media, Prompt, SamplingParams, Span
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.config import GraphConfig
-from tests.lm.engines import GREEDY, Reply, ask, make_engine, tiny
+from ostinato.recording.graphed import shared_runner
+from tests.lm.engines import GREEDY, OFF, Reply, ask, make_engine, tiny
 
 PROMPTS = [[(7 * i + j) % 256 for j in range(n)] for i, n in enumerate((5, 40, 17, 1, 63))]
 
@@ -252,3 +254,15 @@ def test_any_order_of_joining_and_leaving_gives_everyone_their_own_tokens(
             assert reply.token_ids == expected[which]
     assert engine.stats().num_free_pages == 24
     engine.close()
+
+
+def test_the_largest_recordings_are_weighed_and_dropped(model: Qwen) -> None:
+    graph = GraphConfig()
+    sizes = EngineSizes(num_pages=16, page_size=4, max_length=64, max_batch=2, max_chunk=32)
+    budget = shared_runner(model.table.device, graph).budget
+    before = budget.held()
+    weighed = largest_recordings_bytes(model, sizes, graph=graph, num_levels=3)
+    assert budget.held() == before
+    features = 32 * model.config.width * 4 * 4  # the static input alone
+    assert features < weighed < 64 * features
+    assert largest_recordings_bytes(model, sizes, graph=OFF, num_levels=3) == 0

@@ -58,9 +58,10 @@ class Prefill:
             inputs = inputs._replace(sources=torch.from_numpy(sources), features=features)
         return self.recorded(inputs, size)
 
-    def record(self) -> None:
+    def record(self, *, largest_only: bool = False) -> None:
         """Record every rung, largest first, with media and without."""
-        for size in reversed(self._ladder.rungs):
+        sizes = self._ladder.rungs[-1:] if largest_only else self._ladder.rungs
+        for size in reversed(sizes):
             inputs = self._inputs((), size)
             inputs.batch.slots[: self._page_size] = torch.arange(min(size, self._page_size))
             inputs.batch.kv_lengths[0] = min(size, self._max_pages * self._page_size)
@@ -74,11 +75,11 @@ class Prefill:
     def _inputs(self, chunks: Ordered[Chunk], size: int) -> Inputs:
         count = self._max_chunks
         ids = np.zeros(size, np.int64)
-        positions = np.zeros((3, size), np.int64)
-        slots = np.full(size, -1, np.int64)
-        table = np.zeros((count, self._max_pages), np.int64)
-        offsets, lengths = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
-        last = np.zeros(count, np.int64)
+        positions = np.zeros((3, size), np.int32)
+        slots = np.full(size, -1, np.int32)
+        table = np.zeros((count, self._max_pages), np.int32)
+        offsets, lengths = np.zeros(count + 1, np.int32), np.zeros(count, np.int32)
+        last = np.zeros(count, np.int32)
         row = 0
         for i, (sequence, start, end) in enumerate(chunks):
             past = row + end - start
