@@ -189,7 +189,7 @@ def _pages_left(decoder: Qwen, page_size: int, mem_fraction: float, recordings: 
     """Pages for what weights and encoder leave of a GPU's share, and recordings will.
 
     The ladder's smaller rungs share the largest one's memory but for their inputs and results,
-    which shrink with the rung: altogether less than its own twice.
+    which shrink with the rung by a third each: altogether twice its own.
     """
     device = decoder.table.device
     free, total = torch.cuda.mem_get_info(device)
