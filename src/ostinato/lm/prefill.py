@@ -42,7 +42,7 @@ class Prefill:
         self._page_size = page_size
         self._max_pages = max_pages
         self._max_chunks = max_chunks
-        self._zeros = torch.zeros(ladder.top, features_width, device=device, dtype=dtype)
+        self._padding = torch.zeros(1, features_width, device=device, dtype=dtype)
 
     def __call__(self, chunks: Ordered[Chunk]) -> tuple[Tensor, Tensor]:
         """Tokens and logits, a row for each chunk (and rows of padding); valid until the next
@@ -54,7 +54,7 @@ class Prefill:
         sources, rows = self._media(chunks, size)
         if rows:
             spare = size - sum(map(len, rows))
-            features = torch.cat([*rows, self._zeros[:spare]])
+            features = torch.cat([*rows, self._padding.expand(spare, -1)])
             inputs = inputs._replace(sources=torch.from_numpy(sources), features=features)
         return self.recorded(inputs, size)
 
@@ -66,8 +66,8 @@ class Prefill:
             inputs.batch.slots[: self._page_size] = torch.arange(min(size, self._page_size))
             inputs.batch.kv_lengths[0] = min(size, self._max_pages * self._page_size)
             inputs.batch.query_offsets[1:] = inputs.batch.kv_lengths[0]
-            generator = torch.Generator(self._zeros.device).manual_seed(size)
-            features = torch.empty_like(self._zeros[:size]).normal_(generator=generator)
+            generator = torch.Generator(self._padding.device).manual_seed(size)
+            features = self._padding.repeat(size, 1).normal_(generator=generator)
             sources = torch.arange(size) - size // 2  # text, then media
             self.recorded.record(inputs._replace(sources=sources, features=features), size)
             self.recorded.record(inputs, size)
