@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
 from ostinato.errors import InputError, Overloaded
+from ostinato.lm.build import EngineSizes, largest_recordings_bytes
 from ostinato.lm.contract import Batch, Media, Prompt, SamplingParams, Span
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.config import GraphConfig
-from tests.lm.engines import GREEDY, Reply, ask, make_engine, tiny
+from ostinato.recording.graphed import shared_runner
+from tests.lm.engines import GREEDY, OFF, Reply, ask, make_engine, tiny
 
 PROMPTS = [[(7 * i + j) % 256 for j in range(n)] for i, n in enumerate((5, 40, 17, 1, 63))]
 
@@ -251,4 +254,68 @@ def test_any_order_of_joining_and_leaving_gives_everyone_their_own_tokens(
         if not leaves:
             assert reply.token_ids == expected[which]
     assert engine.stats().num_free_pages == 24
+    engine.close()
+
+
+def test_the_largest_recordings_are_weighed_and_dropped(model: Qwen) -> None:
+    graph = GraphConfig()
+    sizes = EngineSizes(num_pages=16, page_size=4, max_length=64, max_batch=2, max_chunk=32)
+    budget = shared_runner(model.table.device, graph).budget
+    before = budget.held()
+    weighed = largest_recordings_bytes(model, sizes, graph=graph, num_levels=3)
+    assert budget.held() == before
+    features = 32 * model.config.width * 4 * 4  # the static input alone
+    assert features < weighed < 64 * features
+    assert largest_recordings_bytes(model, sizes, graph=OFF, num_levels=3) == 0
+
+
+def test_a_failed_step_ends_its_requests_and_a_failed_engine_ends_all(
+    model: Qwen, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(model)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._decode, "_inputs", broken)
+        reply = ask(engine, PROMPTS[0])[0].wait()
+        assert str(reply.deltas[-1].error) == "broken"
+    assert ask(engine, PROMPTS[0])[0].wait().token_ids == expected[0]
+    assert engine.stats().num_free_pages == 64
+    assert engine.is_serving
+    monkeypatch.setattr(engine._scheduler, "plan", broken)
+    reply = ask(engine, PROMPTS[0])[0].wait()
+    assert str(reply.deltas[-1].error) == "broken"
+    engine._thread.join(30)
+    assert not engine.is_serving
+    with pytest.raises(Overloaded):
+        ask(engine, [1])
+
+
+def test_media_of_requests_that_wait_together_are_encoded_in_one_call(model: Qwen) -> None:
+    calls: list[list[bytes]] = []
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def encode(media: Sequence[Media]) -> None:
+        calls.append([item.content for item in media])
+        for item in media:
+            item.rows = torch.zeros(item.num_rows, 4 * model.config.width)
+        is_held.set()
+        may_go.wait(30)
+
+    def prompt(content: bytes) -> Prompt:
+        return replace(
+            Prompt.of_text([1, *content, 2, 3]), spans=(Span(1, 1, Media(content, 1, None)),)
+        )
+
+    engine = make_engine(model, encode=encode)
+    replies = [ask(engine, prompt(b"a"))[0]]
+    assert is_held.wait(30)
+    replies += [ask(engine, prompt(content))[0] for content in (b"b", b"c")]
+    may_go.set()
+    for reply in replies:
+        assert reply.wait().reason == "length"
+    assert [len(call) for call in calls] == [1, 2]
+    assert sorted(calls[1]) == [b"b", b"c"]
     engine.close()

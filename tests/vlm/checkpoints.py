@@ -17,11 +17,11 @@ SPECIALS = (
     "<|video_pad|>",
 )
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
     "{% if p.type == 'text' %}{{ p.text }}"
     "{% else %}<|vision_start|><|{{ p.type }}_pad|><|vision_end|>{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
 )
 
 

@@ -21,7 +21,7 @@ from ostinato.vlm.chat import Chat, ChatResult
 from tests.lm.checkpoints import FAMILIES
 from tests.vlm.checkpoints import make_checkpoint
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
 LENGTH = 64
 RNG = np.random.default_rng(0)
 
@@ -138,7 +138,7 @@ def check(pair: Pair, given: Any, result: ChatResult) -> None:
     assert float(distances(result, expected).max()) < TOLERANCE
     best = expected.topk(2).values
     is_clear = best[:, 0] - best[:, 1] > 10 * TOLERANCE
-    assert int(is_clear.sum()) > LENGTH // 2
+    assert int(is_clear.sum()) > LENGTH * 3 // 4
     assert torch.equal(expected.argmax(-1)[is_clear], torch.tensor(result.token_ids)[is_clear])
 
 

@@ -91,14 +91,14 @@ def page_bytes(config: LmConfig, page_size: int, dtype: torch.dtype) -> int:
     )
 
 
-def make_cache(config: LmConfig, sizes: EngineSizes, like: Tensor) -> Tensor:
+def make_cache(config: LmConfig, num_pages: int, page_size: int, like: Tensor) -> Tensor:
     """(layers, 2, pages, page_size, kv_heads, head_dim) of zeros: what padding reads is finite."""
     return torch.zeros(
         (
             config.num_layers,
             2,
-            SCRATCH_PAGES + sizes.num_pages,
-            sizes.page_size,
+            SCRATCH_PAGES + num_pages,
+            page_size,
             config.num_kv_heads,
             config.head_dim,
         ),
@@ -124,27 +124,9 @@ def build_engine(
     With ``warm_up`` every rung is recorded now; without, every step is direct. ``progress`` is
     told what is being recorded.
     """
-    config, like = model.config, model.table
-    cache = make_cache(config, sizes, like)
-    step = Step(model, cache)
-    runner = None if graph.mode == "off" else shared_runner(like.device, graph)
-    prefill = Prefill(
-        RecordedStep("prefill", step, runner, graph, numerics=numerics),
-        sizes.prefill_ladder,
-        page_size=sizes.page_size,
-        max_pages=sizes.max_pages,
-        max_chunks=sizes.max_chunks,
-        features_width=config.width * (1 + num_levels),
-        device=like.device,
-        dtype=like.dtype,
-    )
-    decode = Decode(
-        RecordedStep("decode", step, runner, graph, numerics=numerics),
-        sizes.decode_ladder,
-        page_size=sizes.page_size,
-        max_pages=sizes.max_pages,
-    )
-    if warm_up and runner is not None:
+    cache = make_cache(model.config, sizes.num_pages, sizes.page_size, model.table)
+    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
+    if warm_up:
         with torch.inference_mode():
             progress("prefill")
             prefill.record()
@@ -167,3 +149,59 @@ def build_engine(
         eos_ids=eos_ids,
         encode=encode,
     )
+
+
+def largest_recordings_bytes(
+    model: Qwen,
+    sizes: EngineSizes,
+    *,
+    graph: GraphConfig,
+    num_levels: int,
+    numerics: Numerics = "fast",
+) -> int:
+    """Bytes of the largest prefill and decode recordings, made against a cache of scratch alone and
+    dropped again: what must stay free beside the cache. 0 where nothing is recorded.
+    """
+    if graph.mode == "off":
+        return 0
+    budget = shared_runner(model.table.device, graph).budget
+    before = budget.held()
+    cache = make_cache(model.config, 0, sizes.page_size, model.table)
+    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
+    try:
+        with torch.inference_mode():
+            prefill.record(largest_only=True)
+            decode.record(largest_only=True)
+        return max(budget.held() - before, 0)
+    finally:
+        prefill.recorded.close()
+        decode.recorded.close()
+
+
+def _steps(
+    model: Qwen,
+    sizes: EngineSizes,
+    cache: Tensor,
+    graph: GraphConfig,
+    num_levels: int,
+    numerics: Numerics,
+) -> tuple[Prefill, Decode]:
+    step, like = Step(model, cache), model.table
+    runner = None if graph.mode == "off" else shared_runner(like.device, graph)
+    prefill = Prefill(
+        RecordedStep("prefill", step, runner, graph, numerics=numerics),
+        sizes.prefill_ladder,
+        page_size=sizes.page_size,
+        max_pages=sizes.max_pages,
+        max_chunks=sizes.max_chunks,
+        features_width=model.config.width * (1 + num_levels),
+        device=like.device,
+        dtype=like.dtype,
+    )
+    decode = Decode(
+        RecordedStep("decode", step, runner, graph, numerics=numerics),
+        sizes.decode_ladder,
+        page_size=sizes.page_size,
+        max_pages=sizes.max_pages,
+    )
+    return prefill, decode

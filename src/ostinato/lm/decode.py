@@ -34,9 +34,10 @@ class Decode:
         assert size is not None, "the scheduler runs no more than the ladder's top"
         return self.recorded(self._inputs(chunks, size), 1)
 
-    def record(self) -> None:
+    def record(self, *, largest_only: bool = False) -> None:
         """Record every rung, largest first."""
-        for size in reversed(self._ladder.rungs):
+        sizes = self._ladder.rungs[-1:] if largest_only else self._ladder.rungs
+        for size in reversed(sizes):
             inputs = self._inputs((), size)
             inputs.batch.slots[0] = 0  # the first page is scratch
             inputs.batch.kv_lengths[:] = 1
@@ -44,10 +45,10 @@ class Decode:
 
     def _inputs(self, chunks: Ordered[Chunk], size: int) -> Inputs:
         ids = np.zeros(size, np.int64)
-        positions = np.zeros((3, size), np.int64)
-        slots = np.full(size, -1, np.int64)
-        table = np.zeros((size, self._max_pages), np.int64)
-        lengths = np.zeros(size, np.int64)
+        positions = np.zeros((3, size), np.int32)
+        slots = np.full(size, -1, np.int32)
+        table = np.zeros((size, self._max_pages), np.int32)
+        lengths = np.zeros(size, np.int32)
         for row, (sequence, start, end) in enumerate(chunks):
             ids[row] = sequence.token_ids[start]
             positions[:, row] = sequence.positions(start, end)[:, 0]
@@ -55,7 +56,8 @@ class Decode:
             slots[row] = sequence.pages[page] * self._page_size + place
             table[row, : len(sequence.pages)] = sequence.pages
             lengths[row] = end
-        given = (positions, slots, table, np.arange(size + 1), lengths, np.arange(size))
+        offsets = np.arange(size + 1, dtype=np.int32)
+        given = (positions, slots, table, offsets, lengths, np.arange(size, dtype=np.int32))
         batch = Batch(*map(torch.from_numpy, given))
         by = choosing([(chunk.sequence.sampler, chunk.end) for chunk in chunks], size)
         return Inputs(torch.from_numpy(ids), batch, by)

@@ -151,6 +151,11 @@ class Engine:
             sequence.is_cancelled = self._has_cancelled = True
             self._wake.notify()
 
+    @property
+    def is_serving(self) -> bool:
+        """False before ``start``, after ``close``, and once the thread has failed."""
+        return self._thread.is_alive() and not self._is_closing
+
     def stats(self) -> EngineStats:
         """May be called from any thread; numbers of one moment, more or less."""
         scheduler = self._scheduler
@@ -181,8 +186,20 @@ class Engine:
 
     # -- the engine's thread --------------------------------------------------------------------
 
-    @torch.inference_mode()
     def _loop(self) -> None:
+        try:
+            with torch.inference_mode():
+                self._serve()
+        except Exception as error:  # a mistake of ours; nobody may wait for ever
+            log.exception("the engine has ended")
+            with self._wake:
+                self._is_closing = True
+                left = [*self._all(), *self._new]
+                self._new.clear()
+            for sequence in left:
+                self._fail(sequence, error)
+
+    def _serve(self) -> None:
         while True:
             with self._wake:
                 while not (self._new or self._has_cancelled or self._is_closing or self._is_busy()):
@@ -219,7 +236,8 @@ class Engine:
         except Exception as error:
             log.exception("a step of %d sequences failed", len(chunks))
             for chunk in chunks:
-                self._fail(chunk.sequence, error)
+                if chunk.sequence in self._scheduler.running:  # else it has ended in this step
+                    self._fail(chunk.sequence, error)
 
     def _with_rows(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """Encode what the chunks show, all at once; where that fails, one by one, so that a bad
@@ -299,8 +317,6 @@ class Engine:
         self._tell(sequence, ChatDelta(sequence.text.finish(), (), None, reason))
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        if sequence not in self._scheduler.running:
-            return  # has ended in this very step
         self._finished["error"] += 1
         self._scheduler.remove(sequence)
         self._tell(sequence, ChatDelta("", (), None, "cancelled", error))

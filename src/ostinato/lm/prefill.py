@@ -42,7 +42,7 @@ class Prefill:
         self._page_size = page_size
         self._max_pages = max_pages
         self._max_chunks = max_chunks
-        self._zeros = torch.zeros(ladder.top, features_width, device=device, dtype=dtype)
+        self._padding = torch.zeros(1, features_width, device=device, dtype=dtype)
 
     def __call__(self, chunks: Ordered[Chunk]) -> tuple[Tensor, Tensor]:
         """Tokens and logits, a row for each chunk (and rows of padding); valid until the next
@@ -54,19 +54,20 @@ class Prefill:
         sources, rows = self._media(chunks, size)
         if rows:
             spare = size - sum(map(len, rows))
-            features = torch.cat([*rows, self._zeros[:spare]])
+            features = torch.cat([*rows, self._padding.expand(spare, -1)])
             inputs = inputs._replace(sources=torch.from_numpy(sources), features=features)
         return self.recorded(inputs, size)
 
-    def record(self) -> None:
+    def record(self, *, largest_only: bool = False) -> None:
         """Record every rung, largest first, with media and without."""
-        for size in reversed(self._ladder.rungs):
+        sizes = self._ladder.rungs[-1:] if largest_only else self._ladder.rungs
+        for size in reversed(sizes):
             inputs = self._inputs((), size)
             inputs.batch.slots[: self._page_size] = torch.arange(min(size, self._page_size))
             inputs.batch.kv_lengths[0] = min(size, self._max_pages * self._page_size)
             inputs.batch.query_offsets[1:] = inputs.batch.kv_lengths[0]
-            generator = torch.Generator(self._zeros.device).manual_seed(size)
-            features = torch.empty_like(self._zeros[:size]).normal_(generator=generator)
+            generator = torch.Generator(self._padding.device).manual_seed(size)
+            features = self._padding.repeat(size, 1).normal_(generator=generator)
             sources = torch.arange(size) - size // 2  # text, then media
             self.recorded.record(inputs._replace(sources=sources, features=features), size)
             self.recorded.record(inputs, size)
@@ -74,11 +75,11 @@ class Prefill:
     def _inputs(self, chunks: Ordered[Chunk], size: int) -> Inputs:
         count = self._max_chunks
         ids = np.zeros(size, np.int64)
-        positions = np.zeros((3, size), np.int64)
-        slots = np.full(size, -1, np.int64)
-        table = np.zeros((count, self._max_pages), np.int64)
-        offsets, lengths = np.zeros(count + 1, np.int64), np.zeros(count, np.int64)
-        last = np.zeros(count, np.int64)
+        positions = np.zeros((3, size), np.int32)
+        slots = np.full(size, -1, np.int32)
+        table = np.zeros((count, self._max_pages), np.int32)
+        offsets, lengths = np.zeros(count + 1, np.int32), np.zeros(count, np.int32)
+        last = np.zeros(count, np.int32)
         row = 0
         for i, (sequence, start, end) in enumerate(chunks):
             past = row + end - start

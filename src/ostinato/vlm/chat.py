@@ -172,6 +172,11 @@ class Chat:
             return self._assembler.of_ids(given)
         return self._assembler.of_messages(given)
 
+    @property
+    def is_serving(self) -> bool:
+        """True while requests are taken."""
+        return self._engine.is_serving
+
     def stats(self) -> ChatStats:
         """A snapshot; any thread."""
         return ChatStats(self._engine.stats(), self._encoder.stats())

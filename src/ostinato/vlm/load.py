@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ import torch
 
 from ostinato.errors import ConfigError, DeviceError, WeightsError
 from ostinato.kernels.gate import Numerics
-from ostinato.lm.build import EngineSizes, build_engine, page_bytes
+from ostinato.lm.build import (
+    EngineSizes,
+    build_engine,
+    largest_recordings_bytes,
+    page_bytes,
+)
 from ostinato.lm.load import load_decoder
 from ostinato.lm.models.qwen import Qwen
-from ostinato.recording.config import GraphConfig, resolve_budget
+from ostinato.recording.config import GraphConfig
 from ostinato.vision.encoder import load_encoder
 from ostinato.vision.preprocess import Limits
 from ostinato.vision.rungs import TOP_PATCHES
@@ -97,17 +103,14 @@ def load_chat(
         assembler = Assembler(
             prompt_config(config, vision.merge_size), tokenizer, encoder.preprocessor
         )
+        num_levels = len(vision.deepstack_blocks)
         is_cpu = where.type == "cpu"
-        longest = min(
-            max_length or (CPU_LENGTH if is_cpu else decoder.config.max_positions),
-            decoder.config.max_positions,
-        )
-        pages = num_pages or _num_pages(
-            decoder, graph, mem_fraction_static, page_size=page_size, longest=longest
-        )
+        most = decoder.config.max_positions
+        longest = min(max_length or (CPU_LENGTH if is_cpu else most), most)
+        fewest = -(-longest // page_size)
         sizes = EngineSizes(
-            num_pages=pages,
-            max_length=min(longest, pages * page_size),
+            num_pages=num_pages or (CPU_SEQUENCES * fewest if is_cpu else fewest),
+            max_length=min(longest, (num_pages or fewest) * page_size),
             page_size=page_size,
             max_batch=max_batch or (decode_rungs or ((8,) if is_cpu else (32,)))[-1],
             max_chunk=max_chunk or (prefill_rungs or (CPU_RUNGS if is_cpu else (2048,)))[-1],
@@ -116,13 +119,20 @@ def load_chat(
             decode_rungs=decode_rungs,
             prefill_rungs=prefill_rungs or (CPU_RUNGS if is_cpu and max_chunk is None else None),
         )
+        if num_pages is None and not is_cpu:
+            recordings = largest_recordings_bytes(
+                decoder, sizes, graph=graph, num_levels=num_levels, numerics=numerics
+            )
+            pages = _pages_left(decoder, page_size, mem_fraction_static, recordings)
+            length = min(longest, pages * page_size)
+            sizes = replace(sizes, num_pages=pages, max_length=length)
         engine = build_engine(
             decoder,
             sizes,
             graph=graph,
             eos_ids=tokenizer.eos_ids,
             encode=partial(encode_media, encoder),
-            num_levels=len(vision.deepstack_blocks),
+            num_levels=num_levels,
             numerics=numerics,
             warm_up=warm_up,
             progress=progress,
@@ -175,21 +185,19 @@ def _device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _num_pages(
-    decoder: Qwen, graph: GraphConfig, mem_fraction: float, *, page_size: int, longest: int
-) -> int:
+def _pages_left(decoder: Qwen, page_size: int, mem_fraction: float, recordings: int) -> int:
+    """Pages for what weights and encoder leave of a GPU's share, and recordings will.
+
+    The ladder's smaller rungs share the largest one's memory but for their inputs and results,
+    which shrink with the rung by a third each: altogether twice its own.
+    """
     device = decoder.table.device
-    if device.type == "cpu":
-        return CPU_SEQUENCES * -(-longest // page_size)
     free, total = torch.cuda.mem_get_info(device)
-    recordings = 0
-    if graph.mode != "off":
-        recordings = resolve_budget(graph, device).budget_bytes or 0
-    left = free - int((1.0 - mem_fraction) * total) - recordings
+    left = free - int((1.0 - mem_fraction) * total) - 3 * recordings
     pages = left // page_bytes(decoder.config, page_size, decoder.table.dtype)
     if pages < 1:
         raise DeviceError(
             f"{free} bytes are free on {device}: with mem_fraction_static {mem_fraction} and "
-            f"{recordings} bytes for recordings nothing is left for the cache"
+            f"{3 * recordings} bytes for recordings nothing is left for the cache"
         )
     return pages

@@ -1,0 +1,75 @@
+"""Whose turn it is: prefill and decode alternate, chunks are shared evenly, the oldest stay."""
+
+from __future__ import annotations
+
+from ostinato.lm.contract import Prompt, SamplingParams
+from ostinato.lm.kv_cache import PagePool, chain_of
+from ostinato.lm.sampling import Sampler
+from ostinato.lm.scheduler import Plan, Scheduler, Sequence
+from ostinato.lm.text import TextStream
+
+PAGE = 4
+
+
+def sequence(length: int, first: int = 0) -> Sequence:
+    prompt = Prompt.of_text([first + i for i in range(length)])
+    sampler = Sampler(SamplingParams(), 0, frozenset())
+    text = TextStream(lambda ids: "")
+    return Sequence(prompt, sampler, text, lambda delta: None, 100, chain_of(prompt, PAGE))
+
+
+def scheduler(num_pages: int, *waiting: Sequence) -> Scheduler:
+    made = Scheduler(PagePool(num_pages), page_size=PAGE, max_batch=4, max_tokens=16, max_chunks=3)
+    made.waiting.extend(waiting)
+    return made
+
+
+def step(made: Scheduler) -> Plan:
+    """Plan a step and pretend to have made it; who has nothing left gets a token."""
+    plan = made.plan()
+    assert plan is not None
+    for chunk in plan.chunks:
+        made.computed(chunk)
+        if not chunk.sequence.num_left:
+            chunk.sequence.token_ids.append(7)
+    return plan
+
+
+def lengths(plan: Plan, *of: Sequence) -> list[int]:
+    taken = {id(chunk.sequence): chunk.end - chunk.start for chunk in plan.chunks}
+    return [taken.get(id(one), 0) for one in of]
+
+
+def test_a_long_prompt_leaves_shorter_ones_their_share_and_decoding_its_turn() -> None:
+    long, short, other = sequence(60, 100), sequence(3, 200), sequence(9, 300)
+    made = scheduler(64, long, short, other)
+    first = step(made)
+    assert first.is_prefill
+    assert lengths(first, long, short, other) == [7, 3, 6]
+    second = step(made)
+    assert not second.is_prefill
+    assert lengths(second, long, short, other) == [0, 1, 0]
+    third = step(made)
+    assert lengths(third, long, short, other) == [13, 0, 3]
+    assert [step(made).is_prefill for _ in range(4)] == [False, True, False, True]
+
+
+def test_the_youngest_gives_way_and_comes_back_first() -> None:
+    old, young, later = sequence(7, 100), sequence(3, 200), sequence(1, 300)
+    made = scheduler(4, old, young)
+    step(made)
+    made.waiting.append(later)
+    while made.num_preempted == 0:
+        step(made)
+    assert made.running == [old]
+    assert list(made.waiting)[:2] == [young, later]
+    assert young.pages == []
+    made.remove(old)
+    plan = step(made)
+    assert plan.is_prefill
+    assert plan.chunks[0].sequence in (young, later)
+    assert made.running == [young, later]
+    for one in (young, later):
+        made.remove(one)
+    assert made.pool.num_free == 4
+    assert made.plan() is None
