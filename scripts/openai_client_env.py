@@ -1,39 +1,30 @@
-"""Makes an environment of its own for the published openai client, so that it chooses its httpx.
+"""Makes environments of their own for the published openai client and for schemathesis.
 
-python scripts/openai_client_env.py        # prints the path of its python
+python scripts/openai_client_env.py        # prints the paths of their pythons
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("openai==3.57.0",)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file too
+
+from scripts.own_env import ROOT, own_python
 
 
 def client_python(root: Path = ROOT) -> Path:
-    """The python of ``.venv-openai``, made if it is not there.
+    """With the openai client. Raises ``RuntimeError`` where it cannot be installed."""
+    return own_python("openai", ("openai==3.57.0",), root)
 
-    Raises ``RuntimeError`` with pip's words where it cannot be installed.
-    """
-    home = root / ".venv-openai"
-    python, done = home / "bin" / "python", home / "complete"
-    if not done.is_file():
-        venv.create(home, with_pip=False, clear=True)
-        command = [sys.executable, "-m", "pip", "--python", str(python)]
-        command += ["install", "--quiet", *PACKAGES]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode:
-            raise RuntimeError(made.stderr.strip().splitlines()[-1])
-        done.touch()
-    return python
+
+def schemathesis_python(root: Path = ROOT) -> Path:
+    """With schemathesis. Raises ``RuntimeError`` where it cannot be installed."""
+    return own_python("schemathesis", ("schemathesis==4.32.5",), root)
 
 
 if __name__ == "__main__":
     try:
-        print(client_python())
+        print(client_python(), schemathesis_python(), sep="\n")
     except RuntimeError as error:
-        sys.exit(f"the openai client cannot be installed: {error}")
+        sys.exit(f"cannot be installed: {error}")

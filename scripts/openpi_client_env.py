@@ -5,12 +5,13 @@ python scripts/openpi_client_env.py        # prints the path of its python
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import venv
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file too
+
+from scripts.own_env import ROOT, own_python
+
 PACKAGES = ("openpi-client==0.1.2", "typing_extensions")  # the second is imported, not declared
 
 
@@ -19,17 +20,7 @@ def client_python(root: Path = ROOT) -> Path:
 
     Raises ``RuntimeError`` with pip's words where it cannot be installed.
     """
-    home = root / ".venv-openpi"
-    python, done = home / "bin" / "python", home / "complete"
-    if not done.is_file():
-        venv.create(home, with_pip=False, clear=True)
-        command = [sys.executable, "-m", "pip", "--python", str(python)]
-        command += ["install", "--quiet", *PACKAGES]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode:
-            raise RuntimeError(made.stderr.strip().splitlines()[-1])
-        done.touch()
-    return python
+    return own_python("openpi", PACKAGES, root)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from ostinato.bench.policy_package import load_variant
 from ostinato.bench.policy_peers import make_policy
 from ostinato.cli.policy_greeting import greet_policy
 from ostinato.cli.policy_wiring import PolicyAdapter
-from ostinato.cli.run_server import run_server
+from ostinato.cli.run_server import run_app
 from ostinato.policy.flux3_action.load import Loaded
 from ostinato.serve.openpi.app import build_policy_app
 from ostinato.serve.openpi.settings import RobotSettings
@@ -84,12 +84,12 @@ def main() -> int:
     service = PolicyAdapter(options.variant, make_policy(loaded, is_recorded=True))
     settings = ServerSettings(port=0)
     stop_with_stdin()
-    return run_server(
-        service,
+    return run_app(
+        build_policy_app(service, settings, RobotSettings()),
         settings,
+        name=service.name,
         is_once=False,
         echo=lambda text: print(text, flush=True),
-        app=build_policy_app(service, settings, RobotSettings()),
         greeting=greet_policy,
     )
 

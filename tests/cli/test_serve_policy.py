@@ -32,13 +32,13 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
         seen.update(robots=robots)
         return "app"
 
-    def run(service: Any, settings: Any, **fields: Any) -> int:
-        seen.update(fields)
+    def run(app: Any, settings: Any, **fields: Any) -> int:
+        seen.update(fields, app=app)
         return 7
 
     monkeypatch.setattr("ostinato.cli.policy_wiring.load_policy_service", load)
     monkeypatch.setattr("ostinato.serve.openpi.app.build_policy_app", build)
-    monkeypatch.setattr("ostinato.cli.run_server.run_server", run)
+    monkeypatch.setattr("ostinato.cli.run_server.run_app", run)
     text = (
         f"serve --model {MODEL} --device cpu --rename top=left --rename cam=wrist "
         "--resize-cameras --action-bounds -1:1 --clamp-actions --keep-warm 3 "

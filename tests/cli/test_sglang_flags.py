@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostinato.cli import main as command
-from ostinato.cli import sglang_flags
+from ostinato.cli import sglang_chat_flags, sglang_flags
 from ostinato.cli.sglang_flags import check_unknown
 from ostinato.errors import ConfigError
 
@@ -57,9 +57,12 @@ def test_no_flag_stands_in_two_places() -> None:
     assert len(names) == len(set(names))
 
 
+def rows_of(text: str) -> list[tuple[str, str, str]]:
+    rows = re.findall(r"^\| `(--\S+)` \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    return [(name, fate.strip(), text.strip()) for name, fate, text in rows]
+
+
 def test_the_document_is_the_table() -> None:
-    rows = re.findall(
-        r"^\| `(--\S+)` \| ([^|]*) \| ([^|]*) \|$", DOCUMENT.read_text(), re.MULTILINE
-    )
-    written = [(name, fate.strip(), text.strip()) for name, fate, text in rows]
-    assert written == sglang_flags.table()
+    encoder, _, chat = DOCUMENT.read_text().partition("\n## Chat\n")
+    assert rows_of(encoder) == sglang_flags.table()
+    assert rows_of(chat) == sglang_chat_flags.table()

@@ -1,12 +1,13 @@
 """SGLang's ``launch_server`` flags that are not ours by name: accepted or refused, one by one.
 
-``docs/sglang_flags.md`` is this table in words (a test compares them). A flag that stands in
+``docs/sglang_flags.md`` is this table in words (a test compares them); what differs where a chat
+model is served stands in ``sglang_chat_flags.py``. A flag that stands in
 neither place is refused by name: nothing is dropped in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ostinato.errors import ConfigError
@@ -109,12 +110,23 @@ ONE_ONLY = dict.fromkeys(_PARALLEL.split(), "one process serves one device")
 
 
 @dataclass(frozen=True, slots=True)
-class _Flag:
+class Flag:
+    """One that was given; several values stand with spaces between."""
+
     name: str
     value: str | None
 
 
-def _flags(arguments: Sequence[str]) -> Iterator[_Flag]:
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """What becomes of flags that are not understood, for one kind of model."""
+
+    accepted: Mapping[str, str]
+    accepted_switches: Mapping[str, str]
+    refused: Mapping[str, str]
+
+
+def split_flags(arguments: Sequence[str], switches: Collection[str]) -> Iterator[Flag]:
     """``--a=1``, ``--a 1``, ``--a 1 2`` and ``--a``; a value never begins with two dashes."""
     at = 0
     while at < len(arguments):
@@ -124,34 +136,40 @@ def _flags(arguments: Sequence[str]) -> Iterator[_Flag]:
         name, equals, value = argument.partition("=")
         at += 1
         values = [value] if equals else []
-        while not equals and name not in ACCEPTED_SWITCHES and at < len(arguments):
+        while not equals and name not in switches and at < len(arguments):
             if arguments[at].startswith("--"):
                 break
             values.append(arguments[at])
             at += 1
-        yield _Flag(name, " ".join(values) if values else None)
+        yield Flag(name, " ".join(values) if values else None)
 
 
 def check_unknown(arguments: Sequence[str], echo: Callable[[str], object]) -> None:
-    """Go through the flags that ``serve`` does not have itself.
+    """Go through the flags that ``serve`` does not have itself, where no chat model is served.
 
     One line through ``echo`` for a flag without effect; ``ConfigError`` for one that is refused or
     not known.
     """
-    for flag in _flags(arguments):
+    fates = Fates(ACCEPTED, ACCEPTED_SWITCHES, REFUSED)
+    check_flags(split_flags(arguments, ACCEPTED_SWITCHES), echo, fates)
+
+
+def check_flags(flags: Iterable[Flag], echo: Callable[[str], object], fates: Fates) -> None:
+    """The same for flags that were split already."""
+    for flag in flags:
         name = flag.name
         if name in ONE_ONLY:
             if flag.value != "1":
                 raise ConfigError(f"{name} {flag.value}: {ONE_ONLY[name]}, so only 1 is accepted")
             echo(f"{name} 1 has no effect: {ONE_ONLY[name]}")
-        elif name in ACCEPTED:
+        elif name in fates.accepted:
             if flag.value is None:
                 raise ConfigError(f"{name} needs a value")
-            echo(f"{name} {flag.value} has no effect: {ACCEPTED[name]}")
-        elif name in ACCEPTED_SWITCHES:
-            echo(f"{name} has no effect: {ACCEPTED_SWITCHES[name]}")
-        elif name in REFUSED:
-            raise ConfigError(f"{name} is refused: {REFUSED[name]}")
+            echo(f"{name} {flag.value} has no effect: {fates.accepted[name]}")
+        elif name in fates.accepted_switches:
+            echo(f"{name} has no effect: {fates.accepted_switches[name]}")
+        elif name in fates.refused:
+            raise ConfigError(f"{name} is refused: {fates.refused[name]}")
         else:
             raise ConfigError(f"{name} is not known; see ostinato serve --help")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from ostinato.errors import Overloaded
 from ostinato.serve.device_thread import Phase
 from ostinato.serve.openai.app import build_chat_app
 from ostinato.serve.openai.settings import ChatSettings
@@ -204,9 +205,38 @@ def test_the_front_waits_for_answers_and_then_closes() -> None:
     stopper = threading.Thread(target=front.stop)
     stopper.start()
     wait_for(lambda: front.phase is Phase.STOPPED)
+    time.sleep(0.1)
     assert not service.is_closed
     place.release()
     place.release()
     stopper.join(5)
     assert service.is_closed
     assert front.num_open == 0
+
+
+def test_a_place_that_was_given_back_cannot_grow() -> None:
+    """A worker may come to it after its client has left."""
+    service = StubChat()
+    front = build_chat_app(service, ServerSettings(max_queued=4)).state.device
+    front.start()
+    front.wait_until_settled(5)
+    place = front.take(10)
+    place.widen(3)
+    assert front.num_open == 3
+    place.release()
+    with pytest.raises(Overloaded, match="the client has left"):
+        place.widen(4)
+    assert front.num_open == 0
+    front.stop()
+
+
+def test_bodies_that_wait_are_bounded_together() -> None:
+    front = build_chat_app(StubChat(), ServerSettings(max_queued_bytes=100)).state.device
+    front.start()
+    front.wait_until_settled(5)
+    place = front.take(500)  # alone it may be larger
+    with pytest.raises(Overloaded, match="requests of 500 bytes are under way, 100 may be"):
+        front.take(1)
+    place.release()
+    front.take(60).release()
+    front.stop()

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from ostinato.serve.openai.app import build_chat_app
 from ostinato.serve.openai.contract import Conversation, Media, Sampling, Text
+from ostinato.serve.openai.schemas import ChatRequest, CompletionRequest
 from ostinato.serve.openai.settings import ChatSettings
 from ostinato.serve.settings import ServerSettings
 from tests.serve.openai.chatting import (
@@ -278,3 +279,13 @@ def test_a_url_is_read_only_where_a_flag_allows_it(client: TestClient) -> None:
     ]:
         error = refused(client, chat([{"type": "image_url", "image_url": {"url": url}}]))
         assert (error["code"], error["param"]) == (code, "messages[0].content[0].image_url")
+
+
+def test_openapi_tells_every_served_field(client: TestClient) -> None:
+    page = client.get("/openapi.json").json()
+    assert "$defs" not in client.get("/openapi.json").text
+    for path, kind in [(CHAT, ChatRequest), (COMPLETION, CompletionRequest)]:
+        body = page["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert set(body["schema"]["properties"]) == set(kind.model_fields)
+    parts = page["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert parts["properties"]["messages"]["items"]["required"] == ["role"]

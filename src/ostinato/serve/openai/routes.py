@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 
 from ostinato.serve.guard import read_body
 from ostinato.serve.openai.asks import AskReader
 from ostinato.serve.openai.desk import Desk
 from ostinato.serve.openai.front import Front
+from ostinato.serve.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from ostinato.serve.openai.tokens import Tokens
 from ostinato.serve.openai.wire import ChatShape, CompletionShape, dumps
 
-BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}}
+
+def body_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """``kind`` for ``/openapi.json``: handlers read bodies themselves, off the loop."""
+    schema = kind.model_json_schema()
+    schema = inlined(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
+    """References replaced by what they name; a request's parts do not contain themselves."""
+    if isinstance(node, list):
+        return [inlined(one, definitions) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    return {key: inlined(value, definitions) for key, value in node.items()}
 
 
 def completions_router(desk: Desk, reader: AskReader) -> APIRouter:
@@ -25,11 +48,11 @@ def completions_router(desk: Desk, reader: AskReader) -> APIRouter:
     router = APIRouter(tags=["completions"])
     chat, completion = ChatShape(), CompletionShape()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         return await desk.serve(request, reader.read_chat, chat)
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         return await desk.serve(request, reader.read_completion, completion)
 
@@ -52,11 +75,11 @@ def tokens_router(
             place.release()
         return Response(dumps(found), media_type="application/json")
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         return await answer(request, tokens.tokenize)
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         return await answer(request, tokens.detokenize)
 
