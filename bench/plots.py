@@ -7,6 +7,7 @@ versions and the commit of a result stand under its picture.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,47 @@ def draw_stream(results: Path, docs: Path, depth: int = 8) -> Path | None:
     return _save(figure, axes[:1], title, result, docs / "stream.png")
 
 
+def draw_roofline(results: Path, docs: Path, family: str) -> Path | None:
+    """The floor of one image over patches, ours and the fastest peer: how much is left to win."""
+    result = newest(results, f"encoder-{family}")
+    if result is None:
+        return None
+    cases = [r for r in result["rows"].get("cases", ()) if re.fullmatch(r"\d+x\d+", r["case"])]
+    if not cases:
+        return None
+    from dataclasses import replace
+
+    from bench.roofline import BYTES_PER_S, FLOPS_PER_S, floor_ms, published_config
+
+    plt = _pyplot()
+    rows = result["rows"]
+    config = replace(published_config(family), depth=rows["depth"])
+    cases.sort(key=lambda r: r["patches"])
+    sizes = [r["patches"] for r in cases]
+    grid = [round(min(sizes) * (max(sizes) / min(sizes)) ** (i / 60)) for i in range(61)]
+    figure, axis = plt.subplots(figsize=(8.5, 5.6))
+    floor = f"floor: weights at {BYTES_PER_S / 1e12:.1f} TB/s, products at "
+    floor += f"{FLOPS_PER_S / 1e12:.0f} TFLOP/s"
+    axis.plot(grid, [floor_ms(config, n) for n in grid], "k--", label=floor)
+    axis.plot(sizes, [r["ours_ms"] for r in cases], "o", color=COLOURS["ours"], label="ours")
+    known = [(r["patches"], r["kernels_ms"]) for r in cases if r.get("kernels_ms")]
+    if known:
+        label = "sum of our kernels' GPU time"
+        axis.plot(*zip(*known, strict=True), "x", color=COLOURS["kernels"], label=label)
+    peers = [min(v for k, v in r.items() if _is_peer(k)) for r in cases]
+    label = "the fastest peer measured beside"
+    axis.plot(sizes, peers, "s", color=COLOURS["transformers"], label=label)
+    axis.set(
+        xscale="log", yscale="log", xlabel="patches of one image", ylabel="milliseconds a call"
+    )
+    title = f"Vision tower of {TOWERS[family]}, bf16, {rows['depth']} layers"
+    return _save(figure, (axis,), title, result, docs / f"roofline-{family}.png")
+
+
+def _is_peer(column: str) -> bool:
+    return column.startswith(("transformers", "compile")) and column.endswith("_ms")
+
+
 def _pyplot() -> Any:
     import matplotlib
 
@@ -149,5 +191,6 @@ def draw_all(root: Path = ROOT) -> list[Path]:
     """Every picture that the results allow."""
     results, docs = root / "bench" / "results", root / "docs"
     drawn = [draw_encoder(results, docs, family) for family in TOWERS]
+    drawn += [draw_roofline(results, docs, family) for family in TOWERS]
     drawn.append(draw_stream(results, docs))
     return [path for path in drawn if path is not None]

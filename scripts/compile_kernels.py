@@ -51,12 +51,13 @@ class Launch:
     options: tuple[tuple[str, Any], ...]
 
 
-def launches(dtype: torch.dtype, only: str | None, *, thin: bool) -> list[Launch]:
-    """Every distinct launch that the workloads make, taken down on the meta device."""
+def launches(dtype: torch.dtype, capability: int, only: str | None, *, thin: bool) -> list[Launch]:
+    """Every distinct launch that the workloads make for a card, taken down on the meta device."""
+    from ostinato.kernels.card import assuming
     from ostinato.kernels.workloads import widest, workloads
 
     every = list(workloads(rows=ROWS, dtype=dtype, device="meta"))
-    with Notes() as notes:
+    with Notes() as notes, assuming(divmod(capability, 10)):
         for workload in widest(every) if thin else every:
             notes.label = f"{workload.operator.name} {workload.label} {DTYPES[dtype]}"
             if only is None or only in notes.label:
@@ -68,9 +69,9 @@ def attention_launches(
     dtype: torch.dtype, capability: int, only: str | None, *, thin: bool
 ) -> list[Launch]:
     """Launches of segment attention, whose tiles are chosen by card."""
+    from ostinato.kernels.card import assuming
     from ostinato.kernels.segment_attention.backends import TRITON
     from ostinato.kernels.segment_attention.call import Call
-    from ostinato.kernels.segment_attention.tiles import assuming
 
     with Notes() as notes, assuming(divmod(capability, 10)):
         for head_dim in (72, 128) if thin else (32, 64, 72, 80, 96, 128, 160, 256):
@@ -172,13 +173,13 @@ def main() -> int:
     begin = time.perf_counter()
     dtypes = [torch.bfloat16, torch.float32] if options.all else [torch.bfloat16]
     how = {"only": options.only, "thin": not options.all}
-    every = [launch for dtype in dtypes for launch in launches(dtype, **how)]
-    jobs = [(launch, capability) for launch in every for capability in SHARED_LIMITS]
-    for capability in SHARED_LIMITS:
-        for dtype in dtypes:
-            jobs += [
-                (launch, capability) for launch in attention_launches(dtype, capability, **how)
-            ]
+    jobs = [
+        (launch, capability)
+        for capability in SHARED_LIMITS
+        for dtype in dtypes
+        for take_down in (launches, attention_launches)
+        for launch in take_down(dtype, capability, **how)
+    ]
     if not jobs:
         print(f"nothing is named {options.only!r}")
         return 1

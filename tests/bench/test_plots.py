@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import plots
+import pytest
+
+from bench import plots, roofline
+from ostinato.vision.load import load_tower
 
 CASE = {
     "case": "224x224",
@@ -43,9 +47,41 @@ def test_pictures_are_drawn_from_the_newest_results(tmp_path: Path) -> None:
     newest = plots.newest(results, "encoder-qwen3_vl")
     assert newest is not None and newest["rows"]["depth"] == 27
     drawn = plots.draw_all(tmp_path)
-    assert [path.name for path in drawn] == ["encoder-qwen3_vl.png", "stream.png"]
+    assert [path.name for path in drawn] == [
+        "encoder-qwen3_vl.png",
+        "roofline-qwen3_vl.png",
+        "stream.png",
+    ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
 def test_without_results_nothing_is_drawn(tmp_path: Path) -> None:
     assert plots.draw_all(tmp_path) == []
+
+
+def test_a_result_of_several_images_has_no_roofline(tmp_path: Path) -> None:
+    results = tmp_path / "bench" / "results"
+    rows = {"depth": 27, "cases": [CASE | {"case": "mixed"}]}
+    write(results, "2026-11-29", "encoder-qwen3_vl", rows)
+    assert plots.draw_roofline(results, tmp_path, "qwen3_vl") is None
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
+def test_the_floor_counts_every_matrix_that_a_call_reads(name: str) -> None:
+    tower = load_tower(name)
+    config = tower.config
+    if config.activation == "silu":  # packed to a multiple of 64
+        config = replace(config, mlp_width=-(-config.mlp_width // 64) * 64)
+    matrices = [p for n, p in tower.named_parameters() if p.dim() > 1 and "pos_embed" not in n]
+    assert roofline.num_weights(config) == sum(p.numel() for p in matrices)
+    few, many = (roofline.floor_ms(config, n) for n in (16, 1 << 20))
+    reading = 2 * roofline.num_weights(config) / roofline.BYTES_PER_S
+    assert few == pytest.approx(1e3 * reading) and many > few
+
+
+def test_published_sizes_are_those_of_the_measured_towers() -> None:
+    sizes = {f: roofline.published_config(f) for f in ("qwen3_vl", "qwen2_5_vl")}
+    assert [(c.width, c.depth, c.mlp_width) for c in sizes.values()] == [
+        (1152, 27, 4304),
+        (1280, 32, 3420),
+    ]

@@ -85,3 +85,12 @@ def test_the_command_prints_how_each_was_served(tmp_path: Path) -> None:
     result = runner.invoke(command.app, [*arguments, str(photograph)])
     assert result.exit_code == 0, result.output
     assert "1 x 16 x 14 patches -> 56 x 64  rung" in result.stdout
+
+
+def test_fp8_is_a_flag_and_refuses_what_it_cannot_round(files: list[str]) -> None:
+    arguments = ["encode", *files[:1], "--model", MODEL, *FLAGS, "--quantization", "fp8", "--json"]
+    result = runner.invoke(command.app, [*arguments, "--dtype", "bfloat16"])
+    assert result.exit_code == 0, result.output
+    refused = runner.invoke(command.app, [*arguments, "--dtype", "float32"])
+    assert isinstance(refused.exception, ConfigError) or refused.exit_code == 2
+    assert "works on bfloat16" in f"{refused.exception} {refused.output}"

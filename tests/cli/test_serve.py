@@ -43,7 +43,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
         "--served-model-name name --disable-cuda-graph --top-patches 512 --cache-bytes 9 "
         "--max-batch 3 --max-queued-requests 5 --max-items 2 --max-body-bytes 77 --workers 4 "
         "--allow-hosts A.example,b.example:81 --skip-server-warmup --max-image-pixels 99 "
-        "--numerics reference --budget-bytes 1000"
+        "--numerics reference --budget-bytes 1000 --quantization fp8"
     )
     result = runner.invoke(command.app, [*text.split(), "--allow-files", str(tmp_path)])
     assert result.exit_code == 7, result.output
@@ -62,4 +62,5 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
         1000,
         99,
     )
+    assert encoder.quantization == "fp8"
     assert (seen["is_greeting"], seen["device"]) == (False, "cpu")

@@ -33,7 +33,7 @@ def test_flags_without_effect_are_one_line_each() -> None:
     [
         (["--tp", "2"], "--tp 2: one process serves one device, so only 1 is accepted"),
         (["--dp-size=8"], "--dp-size 8: one process"),
-        (["--quantization", "fp8"], "--quantization is refused: this build serves encoders as"),
+        (["--torchao-config", "x"], "--torchao-config is refused: this build serves encoders"),
         (["--enable-lora"], "--enable-lora is refused: adapters"),
         (["--frobnicate", "3"], "--frobnicate is not known"),
         (["--attention-backend"], "--attention-backend needs a value"),

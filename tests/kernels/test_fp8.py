@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -85,3 +87,37 @@ def test_opcheck() -> None:
         ops.fp8_add_norm.default, (x, x + 1, None, None, 1e-6, "rms"), test_utils="test_faketensor"
     )
     torch.library.opcheck(ops.fp8_swiglu.default, (x, None, "silu"), test_utils="test_faketensor")
+
+
+@pytest.mark.parametrize("width", [*range(1, 200), 704, 1152, 1280, 3072, 3456, 4304, 9216, 16384])
+def test_two_tiles_cover_a_row_and_few_lanes_idle(width: int) -> None:
+    from ostinato.kernels.fp8.tiles import row_tiles
+
+    main, rest, num_warps = row_tiles(width)
+    assert main + rest >= width and (rest == 0 or main < width)
+    assert all(n & (n - 1) == 0 for n in (main, rest, num_warps))
+    assert width < 64 or main + rest <= 2 * width
+    assert (main + rest) * 2 <= width * 3 or width <= 96
+
+
+def test_cards_that_convert_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.kernels import card
+    from ostinato.kernels.fp8 import triton
+
+    asked = []
+    monkeypatch.setattr(triton, "IS_INTERPRETED", False)
+    monkeypatch.setattr(triton, "quantize_kernel", _Asked(asked))
+    for capability in ((8, 0), (8, 6), (8, 9), (9, 0), (12, 0)):
+        with card.assuming(capability):
+            triton.fp8_quantize(torch.ones(2, 64))
+    assert [constants["is_converted"] for constants in asked] == [False, False, True, True, True]
+
+
+class _Asked:
+    """Stands for the kernel and keeps what it was launched with."""
+
+    def __init__(self, asked: list[dict[str, object]]) -> None:
+        self._asked = asked
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *args, **constants: self._asked.append(constants)

@@ -10,7 +10,17 @@ from ostinato.errors import ConfigError
 from ostinato.kernels.fp8 import quantize
 from ostinato.kernels.modulate import modulate
 from ostinato.kernels.swiglu import swiglu
-from ostinato.layers.fp8 import Fp8Linear, gated, modulated
+from ostinato.layers.fp8 import (
+    Fp8Linear,
+    Quantised,
+    gated,
+    modulated,
+    quantise_linears,
+    quantised_linear,
+)
+from ostinato.layers.linear import Linear
+from ostinato.layers.mlp import Mlp
+from ostinato.layers.norm import LayerNorm, RMSNorm
 
 
 def _has_row_scales() -> bool:
@@ -77,3 +87,50 @@ def test_fused_producers_equal_their_chain_bit_exact() -> None:
 def test_sizes_are_multiples_of_sixteen() -> None:
     with pytest.raises(ConfigError, match="32 to 8"):
         Fp8Linear(32, 8)
+
+
+def plain(num_inputs: int, num_outputs: int, seed: int) -> Linear:
+    layer = Linear(num_inputs, num_outputs)
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(num_outputs, num_inputs, generator=generator) / num_inputs**0.5
+    layer.weight = nn.Parameter(weight.bfloat16(), False)
+    layer.bias = nn.Parameter(torch.randn(num_outputs, generator=generator).bfloat16(), False)
+    return layer
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
+def test_a_norm_gives_what_the_layer_behind_it_takes_bit_exact(
+    kind: type[LayerNorm | RMSNorm],
+) -> None:
+    norm = kind(32)
+    norm.weight = nn.Parameter(rows(1, 32)[0], False)
+    if isinstance(norm, LayerNorm):
+        norm.bias = nn.Parameter(rows(2, 32)[1], False)
+    first, then = quantised_linear(plain(48, 32, 2)), quantised_linear(plain(32, 64, 3))
+    before, x = rows(21, 48), rows(21, 32)
+    quantised, total = norm.after(first, before, x, then)
+    assert isinstance(quantised, Quantised)
+    assert torch.equal(total, first(before) + x)
+    assert torch.equal(then(quantised), then(norm(total)))
+    assert torch.equal(then(norm.before(then, x)), then(norm(x)))
+    unquantised, same = norm.after(first, before, x)
+    assert torch.equal(same, total)
+    assert isinstance(unquantised, Tensor) and torch.equal(unquantised, norm(total))
+
+
+def test_a_rounded_layer_is_near_its_own_close() -> None:
+    layer, x = plain(64, 48, 4), rows(21, 64)
+    want, got = layer(x).float(), quantised_linear(layer)(x).float()
+    assert 0 < (want - got).norm() < 0.06 * want.norm()
+    assert torch.equal(quantised_linear(layer)(x * 0)[0], layer(x * 0)[0])  # the bias alone
+
+
+def test_layers_of_other_sizes_stay() -> None:
+    mlp = Mlp(32, 40, activation="gelu", out_width=48)
+    mlp.fc1, mlp.fc2 = plain(32, 40, 5), plain(40, 48, 6)
+    assert quantise_linears(mlp) == 0
+    mlp.fc1, mlp.fc2 = plain(32, 64, 5), plain(64, 40, 6)
+    x = rows(5, 32)
+    want = mlp(x).float()
+    assert quantise_linears(mlp) == 1 and isinstance(mlp.fc2, Linear)
+    assert (mlp(x).float() - want).norm() < 0.06 * want.norm()

@@ -37,6 +37,7 @@ class EncoderSettings:
     budget_bytes: int | None = None
     num_workers: int = 2
     max_image_pixels: int = 89_478_485
+    quantization: str | None = None
 
     def top_patches_on(self, device: str) -> int:
         """The largest recorded size on a device."""

@@ -16,6 +16,7 @@ def load(
     device: str,
     dtype: str,
     numerics: str,
+    quantization: str | None,
     top_patches: int | None,
     ladder_ratio: float,
     is_direct: bool,
@@ -27,7 +28,9 @@ def load(
     from ostinato.cli.progress import progress_bar
     from ostinato.cli.wiring import load_encoder
 
-    encoder = EncoderSettings(flags.dtype_of(dtype), numerics, top_patches, ladder_ratio)
+    encoder = EncoderSettings(
+        flags.dtype_of(dtype), numerics, top_patches, ladder_ratio, quantization=quantization
+    )
     settings = resolve_settings(device=device, is_recording_on=not is_direct, encoder=encoder)
     chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
     with progress_bar("recording", is_quiet=is_quiet) as progress:
@@ -42,6 +45,7 @@ def encode(
     device: flags.Device = "auto",
     dtype: flags.DType = "auto",
     numerics: flags.Numerics = "fast",
+    quantization: flags.Quantization = None,
     top_patches: flags.TopPatches = None,
     ladder_ratio: flags.LadderRatio = 1.25,
     disable_cuda_graph: flags.NoGraph = False,
@@ -61,6 +65,7 @@ def encode(
         device=device,
         dtype=dtype,
         numerics=numerics,
+        quantization=quantization,
         top_patches=top_patches,
         ladder_ratio=ladder_ratio,
         is_direct=disable_cuda_graph,
@@ -86,6 +91,7 @@ def verify(
     device: flags.Device = "auto",
     dtype: flags.DType = "auto",
     numerics: flags.Numerics = "fast",
+    quantization: flags.Quantization = None,
     top_patches: flags.TopPatches = None,
     ladder_ratio: flags.LadderRatio = 1.25,
 ) -> None:
@@ -98,6 +104,7 @@ def verify(
         device=device,
         dtype=dtype,
         numerics=numerics,
+        quantization=quantization,
         top_patches=top_patches,
         ladder_ratio=ladder_ratio,
         is_direct=False,

@@ -13,6 +13,9 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 DType = Annotated[str, typer.Option(help="auto (as stored), float32, float16 or bfloat16.")]
 Numerics = Annotated[str, typer.Option(help="fast, or reference: bit-exact operators only.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="fp8: E4M3 linear layers, rounded at load. As stored without.")
+]
 TopPatches = Annotated[
     int | None, typer.Option(help="Largest recorded size; larger inputs are served directly.")
 ]

@@ -22,6 +22,7 @@ POLICY_FLAGS = (
 )
 ENCODER_FLAGS = (
     *("encoder_only", "top_patches", "ladder_ratio", "numerics", "cache_bytes", "max_batch"),
+    *("quantization",),
     *("max_items", "max_image_pixels", "workers", "allow_files", "allow_hosts"),
 )
 ARTICLES = {"encoder": "an", "policy": "a"}
@@ -46,6 +47,7 @@ def serve(
     ] = None,
     dtype: flags.DType = "auto",
     numerics: flags.Numerics = "fast",
+    quantization: flags.Quantization = None,
     disable_cuda_graph: flags.NoGraph = False,
     top_patches: flags.TopPatches = None,
     ladder_ratio: flags.LadderRatio = 1.25,
@@ -118,6 +120,7 @@ def serve(
         budget_bytes,
         workers,
         max_image_pixels,
+        quantization,
     )
     settings = resolve_settings(
         device=device,

@@ -19,6 +19,7 @@ UNDERSTOOD: dict[str, str] = {
     "--api-key": "",
     "--served-model-name": "the name clients use",
     "--dtype": "float32, float16 or bfloat16; auto is as stored",
+    "--quantization": "fp8: linear layers in E4M3, rounded at load; other values are refused",
     "--device": "auto, cuda or cpu",
     "--encoder-only": "",
     "--disable-cuda-graph": "every call is direct, like OSTINATO_VIT_CUDA_GRAPH=0",
@@ -83,7 +84,6 @@ ACCEPTED_SWITCHES: dict[str, str] = {
 REFUSED: dict[str, str] = {
     "--load-format": "weights are read from safetensors",
     "--revision": "name a directory with the revision that you want",
-    "--quantization": "this build serves encoders as stored",
     "--torchao-config": "this build serves encoders as stored",
     "--lora-paths": "adapters are not supported",
     "--enable-lora": "adapters are not supported",

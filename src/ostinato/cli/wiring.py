@@ -287,6 +287,7 @@ def load_encoder(
         dtype=None if chosen.dtype is None else getattr(torch, chosen.dtype),
         graph=graph,
         numerics=cast("Numerics", chosen.numerics),  # load_encoder refuses another name
+        quantization=chosen.quantization,
         top_patches=chosen.top_patches_on(device),
         warm_up=warm_up,
         workers=chosen.num_workers,

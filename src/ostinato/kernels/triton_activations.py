@@ -12,14 +12,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.triton_math import divide, erf, exp, fma, tanh, through
+from ostinato.kernels.triton_math import divide, divide_sigmoid, erf, exp, fma, tanh, through
 
 
 @triton.jit
 def activate(x, pointer, name: tl.constexpr):
     """``x`` (fp32) activated and rounded to the dtype behind ``pointer``, returned as fp32."""
+    return through(activated(x, pointer, name), pointer)
+
+
+@triton.jit
+def activated(x, pointer, name: tl.constexpr):
+    """The same before the last rounding."""
     if name == "silu":
-        y = divide(x, 1.0 + exp(-x))
+        y = _divide(x, 1.0 + exp(-x), pointer)
     elif name == "gelu_tanh":
         cube = x * x * x
         inner = 0.7978845608028654 * fma(tl.full(x.shape, 0.044715, tl.float32), cube, x)
@@ -29,5 +35,13 @@ def activate(x, pointer, name: tl.constexpr):
     else:
         scaled = through(1.702 * x, pointer)
         one = tl.full(x.shape, 1.0, tl.float32)
-        y = x * through(divide(one, 1.0 + exp(-scaled)), pointer)
-    return through(y, pointer)
+        y = x * through(_divide(one, 1.0 + exp(-scaled), pointer), pointer)
+    return y
+
+
+@triton.jit
+def _divide(x, y, pointer):
+    if pointer.dtype.element_ty == tl.float32:
+        return divide(x, y)
+    else:
+        return divide_sigmoid(x, y)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ostinato.kernels.linear import linear
 from ostinato.kernels.rope import rope
 from ostinato.kernels.segment_attention import segment_attention
+from ostinato.layers.fp8 import AnyLinear, Rows, project
 from ostinato.layers.linear import Linear
 
 
@@ -16,6 +16,9 @@ class SegmentAttention(nn.Module):
     The output projection ``proj`` is left to the norm that follows: see ``Norm.after``.
     """
 
+    qkv: AnyLinear
+    proj: AnyLinear
+
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -24,12 +27,12 @@ class SegmentAttention(nn.Module):
         self.proj = Linear(width, width)
 
     def forward(
-        self, x: Tensor, tables: tuple[Tensor, Tensor], offsets: Tensor, max_length: int
+        self, x: Rows, tables: tuple[Tensor, Tensor], offsets: Tensor, max_length: int
     ) -> Tensor:
         """(T, width), not projected yet. ``tables``: cosines and sines (T, head_dim / 2);
         ``offsets``: (segments + 1,) int32.
         """
-        qkv = linear(x, self.qkv.weight, self.qkv.bias)
+        qkv = project(self.qkv, x)
         q, k, v = rope(qkv, *tables, heads=self.num_heads, head_dim=self.head_dim)
         rows_THD = segment_attention(q, k, v, offsets, max_length, scale=self.head_dim**-0.5)
         return rows_THD.flatten(1)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from ostinato.layers.attention import SegmentAttention
+from ostinato.layers.fp8 import AnyLinear, Rows
 from ostinato.layers.mlp import GatedMlp, Mlp
 from ostinato.layers.norm import LayerNorm, RMSNorm
+
+
+class Following(NamedTuple):
+    """What begins behind a block: a norm, and the layer that takes its rows where it takes them as
+    they are.
+    """
+
+    norm: LayerNorm | RMSNorm
+    linear: AnyLinear | None
 
 
 class VisionBlock(nn.Module):
@@ -31,17 +43,19 @@ class VisionBlock(nn.Module):
 
     def forward(
         self,
-        normed: Tensor,
+        normed: Rows,
         x: Tensor,
         tables: tuple[Tensor, Tensor],
         offsets: Tensor,
         max_length: int,
-        next_norm: LayerNorm | RMSNorm,
-    ) -> tuple[Tensor, Tensor]:
-        """``normed = norm1(x)`` and ``x``, (T, width); the rest as in ``SegmentAttention``.
+        following: Following,
+    ) -> tuple[Rows, Tensor]:
+        """``normed = norm1(x)``, quantised where ``qkv`` is, and ``x``, (T, width); the rest as in
+        ``SegmentAttention``.
 
-        Returns ``(next_norm(y), y)`` of the block's result ``y``, new tensors.
+        Returns ``(following.norm(y), y)`` of the block's result ``y``, new tensors.
         """
         attended = self.attn(normed, tables, offsets, max_length)
-        normed, x = self.norm2.after(self.attn.proj, attended, x)
-        return next_norm.after(self.mlp.last, self.mlp.inner(normed), x)
+        normed, x = self.norm2.after(self.attn.proj, attended, x, self.mlp.first)
+        inner = self.mlp.inner(normed)
+        return following.norm.after(self.mlp.last, inner, x, following.linear)

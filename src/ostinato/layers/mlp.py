@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.kernels.activations import Activation
-from ostinato.kernels.linear import linear
-from ostinato.kernels.swiglu import swiglu
+from ostinato.layers.fp8 import AnyLinear, Rows, activated, gate_activated, project
 from ostinato.layers.linear import Linear
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -26,6 +25,9 @@ to 16 bytes."""
 class Mlp(nn.Module):
     """``fc2(activation(fc1(x)))``, both with bias."""
 
+    fc1: AnyLinear
+    fc2: AnyLinear
+
     def __init__(
         self, width: int, inner_width: int, *, activation: str, out_width: int | None = None
     ) -> None:
@@ -35,16 +37,21 @@ class Mlp(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     @property
-    def last(self) -> Linear:
+    def first(self) -> AnyLinear:
+        """The layer that takes the rows."""
+        return self.fc1
+
+    @property
+    def last(self) -> AnyLinear:
         """The layer that turns ``inner``'s rows into the result."""
         return self.fc2
 
-    def inner(self, x: Tensor) -> Tensor:
+    def inner(self, x: Rows) -> Rows:
         """(T, inner_width): all but the last layer."""
-        return linear(x, self.fc1.weight, self.fc1.bias, activation=self.activation)
+        return activated(self.fc1, x, self.activation, self.fc2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(self.inner(x), self.fc2.weight, self.fc2.bias)
+    def forward(self, x: Rows) -> Tensor:
+        return project(self.fc2, self.inner(x))
 
 
 class GatedMlp(nn.Module):
@@ -55,16 +62,24 @@ class GatedMlp(nn.Module):
 
     gate_proj: Linear
     up_proj: Linear
+    down_proj: AnyLinear
+    gate_up_proj: AnyLinear | None
 
     def __init__(self, width: int, inner_width: int, *, bias: bool) -> None:
         super().__init__()
         self.gate_proj = Linear(width, inner_width, bias=bias)
         self.up_proj = Linear(width, inner_width, bias=bias)
         self.down_proj = Linear(inner_width, width, bias=bias)
-        self.gate_up_proj: Linear | None = None
+        self.gate_up_proj = None
 
     @property
-    def last(self) -> Linear:
+    def first(self) -> AnyLinear:
+        """The layer that takes the rows."""
+        assert self.gate_up_proj is not None, "pack() comes after the weights"
+        return self.gate_up_proj
+
+    @property
+    def last(self) -> AnyLinear:
         """The layer that turns ``inner``'s rows into the result."""
         return self.down_proj
 
@@ -89,13 +104,12 @@ class GatedMlp(nn.Module):
                 self.down_proj.weight = nn.Parameter(wider, requires_grad=False)
         del self.gate_proj, self.up_proj
 
-    def inner(self, x: Tensor) -> Tensor:
+    def inner(self, x: Rows) -> Rows:
         """(T, inner_width), the width ``pack`` made of it: all but the last layer."""
-        assert self.gate_up_proj is not None, "pack() comes after the weights"
-        return swiglu(linear(x, self.gate_up_proj.weight, self.gate_up_proj.bias))
+        return gate_activated(project(self.first, x), self.down_proj)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(self.inner(x), self.down_proj.weight, self.down_proj.bias)
+    def forward(self, x: Rows) -> Tensor:
+        return project(self.down_proj, self.inner(x))
 
 
 def _joined(gate: Tensor, up: Tensor, added: int) -> nn.Parameter:

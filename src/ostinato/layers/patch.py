@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ostinato.kernels.linear import linear
+from ostinato.layers.fp8 import Rows
 from ostinato.layers.linear import unset
 from ostinato.layers.mlp import Mlp
 from ostinato.layers.norm import LayerNorm, RMSNorm
@@ -70,10 +71,16 @@ class PatchMerger(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norm_after_merge:
-            return self.project(self.norm(x.view(-1, self.merged_width)))
+            joined = x.view(-1, self.merged_width)
+            merged: Tensor = self.mlp(self.norm.before(self.mlp.first, joined))
+            return merged
         return self.project(self.norm(x))
 
-    def project(self, normed: Tensor) -> Tensor:
-        """What follows the norm, for rows that were normalised already."""
+    def project(self, normed: Rows) -> Tensor:
+        """What follows the norm, for rows that were normalised already and are not joined yet.
+
+        They are not quantised either: a joined row has one scale.
+        """
+        assert isinstance(normed, Tensor), "rows to be joined come unquantised"
         merged: Tensor = self.mlp(normed.view(-1, self.merged_width))
         return merged

@@ -285,15 +285,15 @@ def load_encoder(
     where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
     size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
     size by size). ``limits``: what one image or video may cost. ``numerics``: ``reference``
-    lets only operators run fused that are bit-exact to torch's. Raises ``WeightsError``,
+    lets only operators run fused that are bit-exact to torch's. ``quantization="fp8"``: E4M3 linear
+    layers, rounded at load; see ``load_tower``. Raises ``WeightsError``,
     ``ConfigError`` or ``DeviceError``.
     """
     if numerics not in ("fast", "reference"):
         raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
-    if quantization is not None:
-        raise ConfigError(f"quantization is {quantization!r}; expected None")
     graph = graph or GraphConfig()
-    tower = load_tower(model, device=_device_of(model, device), dtype=dtype).eval()
+    place = _device_of(model, device)
+    tower = load_tower(model, device=place, dtype=dtype, quantization=quantization).eval()
     where = next(tower.parameters()).device
     if graph.cache_dir is not None:
         selector_of(where).keep_in(Path(graph.cache_dir).expanduser())

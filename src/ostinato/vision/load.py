@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ostinato.errors import WeightsError
+from ostinato.errors import ConfigError, WeightsError
+from ostinato.layers.fp8 import quantise_linears
 from ostinato.layers.mlp import pack_gates
 from ostinato.vision.fields import Fields
 from ostinato.vision.registry import Family, find_family
@@ -24,6 +25,8 @@ from ostinato.weights.shards import StoredTensors
 PREFIXES = ("model.visual.", "visual.")
 """Both generations of published names, newest first."""
 
+FP8_CAPABILITY = (8, 9)
+
 
 def load_tower(
     model: str | Path | nn.Module,
@@ -31,6 +34,7 @@ def load_tower(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     revision: str | None = None,
+    quantization: str | None = None,
 ) -> Tower:
     """Load a vision tower (see ``EncoderModel``) with all its weights on one device.
 
@@ -38,11 +42,37 @@ def load_tower(
     tower or a model with one), whose parameters are shared where device and ``dtype`` fit, except
     those of gated feed-forward layers, which are packed. Without
     ``device`` a module's tower stays where it is and others go to the CPU; without ``dtype`` the
-    stored one is kept. Raises ``WeightsError`` naming the tensor, field or file that does not fit.
+    stored one is kept. ``quantization="fp8"`` rounds the loaded linear layers to E4M3, those of
+    sizes that are multiples of 16, and asks for bfloat16. Raises ``WeightsError`` naming the
+    tensor, field or file that does not fit, or ``ConfigError``.
     """
+    if quantization not in (None, "fp8"):
+        raise ConfigError(f"quantization is {quantization!r}; expected None or 'fp8'")
     tower = _load(model, device, dtype, revision)
     pack_gates(tower)
+    if quantization is not None:
+        _quantise(tower)
     return tower
+
+
+def check_fp8_card(name: str, capability: tuple[int, int]) -> None:
+    """Refuse a GPU that does not multiply E4M3 rows with scales (``ConfigError``)."""
+    if capability < FP8_CAPABILITY:
+        raise ConfigError(
+            "quantization 'fp8' needs a GPU of compute capability 8.9 or newer, which multiplies "
+            f"E4M3; {name} has {'.'.join(map(str, capability))}"
+        )
+
+
+def _quantise(tower: Tower) -> None:
+    first = next(tower.parameters())
+    if first.dtype != torch.bfloat16:
+        raise ConfigError(f"quantization 'fp8' works on bfloat16, and the tower is {first.dtype}")
+    if first.is_cuda:
+        name = torch.cuda.get_device_name(first.device)
+        check_fp8_card(name, torch.cuda.get_device_capability(first.device))
+    with torch.no_grad():
+        quantise_linears(tower)
 
 
 def _load(

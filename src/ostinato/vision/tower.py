@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from ostinato.layers.block import VisionBlock
-from ostinato.layers.norm import LayerNorm, RMSNorm
+from ostinato.layers.block import Following, VisionBlock
+from ostinato.layers.fp8 import Rows
 from ostinato.layers.patch import PatchEmbed, PatchMerger
 from ostinato.layers.rotary import AxialRotary
 from ostinato.vision.contract import VisionConfig
@@ -30,12 +30,13 @@ class Tower(nn.Module):
         self.patch_embed = PatchEmbed(kernel, config.width, bias=has_patch_bias)
         self.rotary = AxialRotary(config.head_dim, theta=config.rope_theta)
 
-    def first_norm(self, x: Tensor) -> Tensor:
+    def first_norm(self, x: Tensor) -> Rows:
         """What the first block begins with."""
         first: VisionBlock = self.blocks[0]  # type: ignore[assignment]
-        return first.norm1(x)  # type: ignore[no-any-return]
+        return first.norm1.before(first.attn.qkv, x)
 
-    def blocks_with_next_norm(self) -> Iterator[tuple[VisionBlock, LayerNorm | RMSNorm]]:
-        """Each block, and the norm that what follows it begins with."""
+    def blocks_with_following(self) -> Iterator[tuple[VisionBlock, Following]]:
+        """Each block, and what stands behind it. The merger joins rows behind its norm."""
         blocks: list[VisionBlock] = list(self.blocks)  # type: ignore[arg-type]
-        yield from zip(blocks, [*(b.norm1 for b in blocks[1:]), self.merger.norm], strict=True)
+        following = [Following(b.norm1, b.attn.qkv) for b in blocks[1:]]
+        yield from zip(blocks, [*following, Following(self.merger.norm, None)], strict=True)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ostinato.kernels import card
 from ostinato.kernels.gate import first_wrong_answer
-from ostinato.kernels.segment_attention import tiles
 from ostinato.kernels.segment_attention.availability import as_operator
 from ostinato.kernels.segment_attention.backends import BACKENDS
 from ostinato.kernels.segment_attention.call import Backend, Call
@@ -221,6 +221,6 @@ def test_a_single_tile_holds_the_longest_segment(
 
 def test_another_card_can_be_assumed() -> None:
     cpu = torch.device("cpu")
-    with tiles.assuming((9, 0)):
-        assert tiles.capability_of(cpu) == (9, 0)
-    assert tiles.capability_of(cpu) == (8, 6)
+    with card.assuming((9, 0)):
+        assert card.capability_of(cpu) == (9, 0)
+    assert card.capability_of(cpu) == (8, 6)

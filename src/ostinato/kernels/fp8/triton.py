@@ -1,7 +1,8 @@
-"""One program quantises whole rows in registers, after computing them where they are not given.
+"""One program quantises a row in registers, after computing it where it is not given.
 
-E4M3 bits are made with integers: exact on every card, also on those without FP8 conversions, and
-under the interpreter.
+A row is two tiles whose widths are powers of two, so that few lanes idle: 1152 is 1024 + 128. E4M3
+bits are made by the card where it converts (compute capability 8.9 and newer), else with integers:
+exact on every card and under the interpreter.
 """
 
 # Triton's language is no Python that mypy knows.
@@ -13,13 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.card import capability_of
 from ostinato.kernels.fp8.reference import DTYPE, ROW_MULTIPLE
-from ostinato.kernels.modulate.triton import modulated
-from ostinato.kernels.norm.triton import normalised
-from ostinato.kernels.rowwise import whole_row_tile
+from ostinato.kernels.fp8.tiles import row_tiles
+from ostinato.kernels.modulate.triton import segment_of
 from ostinato.kernels.swiglu.triton import gated
-from ostinato.kernels.triton_activations import activate
-from ostinato.kernels.triton_math import divide, is_nan, through
+from ostinato.kernels.triton_activations import activated
+from ostinato.kernels.triton_math import IS_INTERPRETED, divide_row, largest, through, through_pairs
+
+_CONVERTS = (8, 9)
+"""Compute capability from which the card converts to E4M3."""
 
 
 @triton.jit
@@ -38,14 +42,95 @@ def e4m3_bits(x):
 
 
 @triton.jit
-def _largest(x):
-    """Largest absolute value of each row (rows, 1); NaN where the row has one, as in torch."""
-    largest = tl.max(tl.where(is_nan(x), 0.0, tl.abs(x)), axis=1)[:, None]
-    has_nan = tl.max(is_nan(x).to(tl.int32), axis=1)[:, None]
-    return tl.where(has_nan > 0, float("nan"), largest)
+def e4m3_converted(x):
+    """The same by the card, for any fp32 ``x``: nearest, ties to even, saturating.
+
+    Spelled out because ``x.to(tl.float8e4nv)`` rounds twice, by way of fp16, on 8.9.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 low, high;
+            cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+            cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+            mov.b32 $0, {low, high};
+        }
+        """,
+        "=r,f,f,f,f",
+        [x],
+        dtype=tl.uint8,
+        is_pure=True,
+        pack=4,
+    )
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_padded"])
+@triton.jit
+def _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, column, is_inside,
+           x_stride: tl.constexpr, residual_stride: tl.constexpr, width: tl.constexpr,
+           before: tl.constexpr, activation: tl.constexpr, has_residual: tl.constexpr,
+           has_bias: tl.constexpr):  # fmt: skip
+    """A tile of fp32 values before the norm, if there is one; writes the residual sum."""
+    x_row = x_pointer + row * x_stride
+    if before == "swiglu":
+        x = gated(x_row, bias_pointer, column, is_inside, width, activation, has_bias, x_pointer)
+    else:
+        x = tl.load(x_row + column, mask=is_inside, other=0.0).to(tl.float32)
+    if before == "gelu":
+        if has_bias:
+            bias = tl.load(bias_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+            x = through(x + bias, x_pointer)
+        x = through_pairs(activated(x, x_pointer, activation), x_pointer)
+    if has_residual:
+        other = tl.load(
+            residual_pointer + row * residual_stride + column, mask=is_inside, other=0.0
+        )
+        x = through(x + other.to(tl.float32), x_pointer)
+        tl.store(total_pointer + row * width + column, x, mask=is_inside)
+    return x
+
+
+@triton.jit
+def _normed(x, inverse, weight_pointer, bias_pointer, segment, x_pointer, column, is_inside,
+            weight_stride: tl.constexpr, bias_stride: tl.constexpr, before: tl.constexpr,
+            has_weight: tl.constexpr, has_bias: tl.constexpr):  # fmt: skip
+    """``x * inverse`` with what follows, rounded where ``norm`` and ``modulate`` round."""
+    y = x * inverse
+    if before == "modulate":
+        y = through(y, x_pointer)
+        scale = tl.load(weight_pointer + segment * weight_stride + column, mask=is_inside, other=0)
+        shift = tl.load(bias_pointer + segment * bias_stride + column, mask=is_inside, other=0)
+        y = through(through(1.0 + scale.to(tl.float32), x_pointer) * y, x_pointer)
+        return y + shift.to(tl.float32)
+    else:
+        if before == "rms":
+            y = through(y, x_pointer)
+        if has_weight:
+            y *= tl.load(weight_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+        if has_bias:
+            y += tl.load(bias_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+        return y
+
+
+@triton.jit
+def _inside(column, end: tl.constexpr, width: tl.constexpr):
+    """Which columns are inside the row; a constant where all of a tile's are, up to ``end``."""
+    if end <= width:
+        return tl.full(column.shape, 1, tl.int1)
+    else:
+        return column < width
+
+
+@triton.jit
+def _store(x, scale, pointers, is_inside, is_converted: tl.constexpr):
+    y = divide_row(x, scale)
+    if is_converted:
+        bits = e4m3_converted(y)
+    else:
+        bits = e4m3_bits(tl.where(y > 448.0, 448.0, tl.where(y < -448.0, -448.0, y)))
+    tl.store(pointers, bits, mask=is_inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
     x_pointer,
     residual_pointer,
@@ -56,7 +141,6 @@ def quantize_kernel(
     values_pointer,
     scales_pointer,
     num_rows,
-    num_padded,
     eps,
     x_stride: tl.constexpr,
     residual_stride: tl.constexpr,
@@ -69,50 +153,74 @@ def quantize_kernel(
     has_weight: tl.constexpr,
     has_bias: tl.constexpr,
     has_segments: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
+    is_converted: tl.constexpr,
+    main_columns: tl.constexpr,
+    rest_columns: tl.constexpr,
 ):
     """``before`` is nothing, layer, rms, modulate, gelu or swiglu.
 
-    Of a modulation, weight and bias are scale and shift. Rounding goes through x's dtype.
+    Of a modulation, weight and bias are scale and shift. Rounding goes through x's dtype. The
+    second tile ``b`` is there where ``rest_columns`` is not 0.
     """
-    row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
-    column = tl.arange(0, tile_columns)[None, :]
-    is_inside = (row < num_rows) & (column < width)
-    x_row = x_pointer + row * x_stride
-    if before == "swiglu":
-        x = gated(x_row, bias_pointer, column, is_inside, width, activation, has_bias, x_pointer)
-    else:
-        x = tl.load(x_row + column, mask=is_inside, other=0.0).to(tl.float32)
-    if has_residual:
-        other = tl.load(
-            residual_pointer + row * residual_stride + column, mask=is_inside, other=0.0
-        )
-        x = through(x + other.to(tl.float32), x_pointer)
-        tl.store(total_pointer + row * width + column, x, mask=is_inside)
-    if before == "layer" or before == "rms":  # noqa: PLR1714  (Triton knows no `in`)
-        x = normalised(x, is_inside, column, weight_pointer, bias_pointer, x_pointer, eps, width,
-                       before == "rms", has_weight, has_bias)  # fmt: skip
-    elif before == "modulate":
-        x = modulated(x, is_inside, row, column, weight_pointer, bias_pointer, segments_pointer,
-                      x_pointer, num_rows, eps, weight_stride, bias_stride, width,
-                      has_segments)  # fmt: skip
-    elif before == "gelu":
-        if has_bias:
-            bias = tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
-            x = through(x + bias, x_pointer)
-        x = activate(x, x_pointer, activation)
-    # Rows beyond the input and columns beyond the width count as zero, whatever came out for them.
-    x = tl.where(is_inside, through(x, x_pointer), 0.0)
-    scale = _largest(x) * 0.002232142857142857
+    row = tl.program_id(0).to(tl.int64)
+    a_column = tl.arange(0, main_columns)
+    a_inside = _inside(a_column, main_columns, width)
+    if row >= num_rows:
+        nothing = tl.zeros([main_columns], tl.uint8)
+        tl.store(values_pointer + row * width + a_column, nothing, mask=a_inside)
+        if rest_columns:
+            b_column = main_columns + tl.arange(0, rest_columns)
+            nothing = tl.zeros([rest_columns], tl.uint8)
+            tl.store(values_pointer + row * width + b_column, nothing, mask=b_column < width)
+        tl.store(scales_pointer + row, 1e-12)
+        return
+    a = _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, a_column, a_inside,
+               x_stride, residual_stride, width, before, activation, has_residual,
+               has_bias)  # fmt: skip
+    if rest_columns:
+        b_column = main_columns + tl.arange(0, rest_columns)
+        b_inside = _inside(b_column, main_columns + rest_columns, width)
+        b = _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, b_column,
+                   b_inside, x_stride, residual_stride, width, before, activation, has_residual,
+                   has_bias)  # fmt: skip
+    if before == "layer" or before == "modulate":  # noqa: PLR1714  (Triton knows no `in`)
+        total = tl.sum(a, axis=0)
+        if rest_columns:
+            total += tl.sum(b, axis=0)
+        mean = total / width
+        a = tl.where(a_inside, a - mean, 0.0)
+        if rest_columns:
+            b = tl.where(b_inside, b - mean, 0.0)
+    if before == "layer" or before == "modulate" or before == "rms":  # noqa: PLR1714
+        squares = tl.sum(a * a, axis=0)
+        if rest_columns:
+            squares += tl.sum(b * b, axis=0)
+        inverse = tl.rsqrt(squares / width + eps)
+        segment = segment_of(segments_pointer, row, num_rows, has_segments)
+        a = _normed(a, inverse, weight_pointer, bias_pointer, segment, x_pointer, a_column,
+                    a_inside, weight_stride, bias_stride, before, has_weight,
+                    has_bias)  # fmt: skip
+        if rest_columns:
+            b = _normed(b, inverse, weight_pointer, bias_pointer, segment, x_pointer, b_column,
+                        b_inside, weight_stride, bias_stride, before, has_weight,
+                        has_bias)  # fmt: skip
+    # Columns beyond the width count as zero, whatever came out for them.
+    # (What a GELU gave is rounded already.)
+    if before != "gelu":
+        a = through(a, x_pointer)
+    a = tl.where(a_inside, a, 0.0)
+    amax = largest(a)
+    if rest_columns:
+        if before != "gelu":
+            b = through(b, x_pointer)
+        b = tl.where(b_inside, b, 0.0)
+        amax = tl.maximum(amax, largest(b), propagate_nan=tl.PropagateNan.ALL)
+    scale = amax * 0.002232142857142857
     scale = tl.where(scale < 1e-12, 1e-12, scale)
-    y = divide(x, tl.broadcast_to(scale, x.shape))
-    y = tl.where(y > 448.0, 448.0, tl.where(y < -448.0, -448.0, y))
-    is_written = row < num_padded
-    tl.store(
-        values_pointer + row * width + column, e4m3_bits(y), mask=is_written & (column < width)
-    )
-    tl.store(scales_pointer + row, scale, mask=is_written)
+    _store(a, scale, values_pointer + row * width + a_column, a_inside, is_converted)
+    if rest_columns:
+        _store(b, scale, values_pointer + row * width + b_column, b_inside, is_converted)
+    tl.store(scales_pointer + row, scale)
 
 
 def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, activation="",
@@ -123,8 +231,8 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
     values = x.new_empty((num_padded, width), dtype=torch.uint8)
     scales = x.new_empty((num_padded, 1), dtype=torch.float32)
     total = x.new_empty((num_rows, width)) if residual is not None else None
-    tile_rows, tile_columns, warps = whole_row_tile(width)
-    quantize_kernel[(triton.cdiv(num_padded, tile_rows),)](
+    tiles = row_tiles(width)
+    quantize_kernel[(num_padded,)](
         x,
         residual if residual is not None else x,
         weight if weight is not None else x,
@@ -134,7 +242,6 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
         values,
         scales,
         num_rows,
-        num_padded,
         eps,
         x_stride=x.stride(0),
         residual_stride=residual.stride(0) if residual is not None else 0,
@@ -147,9 +254,10 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
         has_weight=weight is not None,
         has_bias=bias is not None,
         has_segments=segments is not None,
-        tile_rows=tile_rows,
-        tile_columns=tile_columns,
-        num_warps=warps,
+        is_converted=capability_of(x.device) >= _CONVERTS and not IS_INTERPRETED,
+        main_columns=tiles.main,
+        rest_columns=tiles.rest,
+        num_warps=tiles.num_warps,
         enable_fp_fusion=False,
     )
     values = values.view(DTYPE)

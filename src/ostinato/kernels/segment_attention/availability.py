@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ostinato import state
 from ostinato.kernels.bounds import FP32_EPS
+from ostinato.kernels.card import capability_of
 from ostinato.kernels.examples import values
 from ostinato.kernels.gate import first_wrong_answer
 from ostinato.kernels.op import Operator
 from ostinato.kernels.segment_attention.call import Backend, Call
 from ostinato.kernels.segment_attention.reference import segment_attention_reference
-from ostinato.kernels.segment_attention.tiles import capability_of
 
 _SEVERAL = (5, 0, 64, 1, 130, 33, 0)
 _log = logging.getLogger(__name__)

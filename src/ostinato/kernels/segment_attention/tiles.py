@@ -6,11 +6,7 @@ that two calls with equal shapes and bounds of one class run the same program on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
@@ -19,9 +15,6 @@ SHORT = (64, 128)
 
 FEW_PROGRAMS = 256
 """With fewer programs than about two for each multiprocessor of a large card, tiles are smaller."""
-
-_SMALLEST = (8, 6)
-_assumed: ContextVar[tuple[int, int] | None] = ContextVar("ostinato_card", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,29 +60,6 @@ def tiles_for(
             return Tiles(64, 32, 4, 2) if has_few else Tiles(128, 32, 8, 2)
         case _:
             return Tiles(64, 32, 4, 2)
-
-
-def capability_of(device: torch.device) -> tuple[int, int]:
-    """The card that a launch is meant for: the assumed one, the device's, or else the smallest."""
-    assumed = _assumed.get()
-    if assumed is not None:
-        return assumed
-    return _capability(device) if device.type == "cuda" else _SMALLEST
-
-
-@contextmanager
-def assuming(capability: tuple[int, int]) -> Iterator[None]:
-    """Make launches for another card inside the ``with`` block, to compile them without it."""
-    token = _assumed.set(capability)
-    try:
-        yield
-    finally:
-        _assumed.reset(token)
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def _memory_class(capability: tuple[int, int]) -> str:

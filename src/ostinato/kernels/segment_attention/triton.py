@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.segment_attention.tiles import capability_of, head_parts, tiles_for
+from ostinato.kernels.card import capability_of
+from ostinato.kernels.segment_attention.tiles import head_parts, tiles_for
 
 _LOG2_E = 1.4426950408889634
 _SMALLEST_SCALE = 1e-30

@@ -84,10 +84,10 @@ class Qwen2_5VL(Tower):
         x = units.index_select(0, layout.window_order).view(x.shape)
         tables = self.rotary(layout.positions)
         normed = self.first_norm(x)
-        for index, (block, next_norm) in enumerate(self.blocks_with_next_norm()):
+        for index, (block, following) in enumerate(self.blocks_with_following()):
             if index in self.config.full_attention_blocks:
-                normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, next_norm)
+                normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
             else:
-                normed, x = block(normed, x, tables, layout.window_offsets, max_window, next_norm)
+                normed, x = block(normed, x, tables, layout.window_offsets, max_window, following)
         embeddings = self.merger.project(normed)
         return EncoderOutput(embeddings.index_select(0, layout.window_inverse), ())

@@ -63,6 +63,6 @@ class Qwen2VL(Tower):
         x = self.patch_embed(patches)
         tables = self.rotary(layout.positions)
         normed = self.first_norm(x)
-        for block, next_norm in self.blocks_with_next_norm():
-            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, next_norm)
+        for block, following in self.blocks_with_following():
+            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
         return EncoderOutput(self.merger.project(normed), ())

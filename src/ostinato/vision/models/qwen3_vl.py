@@ -89,8 +89,8 @@ class Qwen3VL(Tower):
         tables = self.rotary(layout.positions)
         levels: list[Tensor] = []
         normed = self.first_norm(x)
-        for index, (block, next_norm) in enumerate(self.blocks_with_next_norm()):
-            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, next_norm)
+        for index, (block, following) in enumerate(self.blocks_with_following()):
+            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
             if index in self.config.deepstack_blocks:
                 levels.append(self.deepstack_merger_list[len(levels)](x))
         return EncoderOutput(self.merger.project(normed), tuple(levels))
