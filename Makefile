@@ -3,6 +3,7 @@ PYTHON ?= python3
 DEVICE ?= auto
 MODEL  ?= tiny-qwen3-vl
 PORT   ?= 30000
+FLAGS  ?= --encoder-only
 BIN    := .venv/bin
 # One OpenMP thread per worker: two workers do not fight over the cores, and sums repeat.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -15,8 +16,8 @@ help:           ## this list
 setup:          ## make or refresh .venv (quick when nothing changed); DEVICE=auto|cpu|cuda
 	@$(PYTHON) scripts/setup_env.py --device $(DEVICE)
 
-serve: setup    ## start the encoder server on a shipped tiny model
-	@$(BIN)/ostinato serve --model $(MODEL) --device $(DEVICE) --port $(PORT)
+serve: setup    ## start the encoder server on a shipped tiny model; FLAGS= chats with it
+	@$(BIN)/ostinato serve --model $(MODEL) --device $(DEVICE) --port $(PORT) $(FLAGS)
 
 test: setup     ## tests that need neither a GPU nor much time
 	$(PYTEST) -n 2 -m 'not gpu and not slow and not load'

@@ -63,5 +63,5 @@ def test_machine_as_json() -> None:
 
 def test_every_command_is_there() -> None:
     names = {c.name or c.callback.__name__ for c in command.app.registered_commands if c.callback}
-    assert names == {"serve", "act", "encode", "verify", "ladder", "doctor"}
+    assert names == {"serve", "act", "chat", "encode", "verify", "ladder", "doctor"}
     assert {group.typer_instance.info.name for group in command.app.registered_groups} == {"bench"}

@@ -36,6 +36,7 @@ def server(*flags: str, device: str = "cpu") -> Iterator[int]:
     """Its port, once the warm-up is over."""
     code = "from ostinato.cli.main import main; main()"
     command = [sys.executable, "-u", "-c", code, "serve", "--model", MODEL, "--device", device]
+    command += ["--encoder-only"]
     command += ["--port", "0", "--skip-server-warmup", *FLAGS, *flags]
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

@@ -22,7 +22,7 @@ TOP_PATCHES = {"cuda": 16_384, "cpu": 1024}
 """The largest recorded size where no flag says another; on the CPU a warm-up takes long."""
 
 
-PORTS = {"encoder": 30000, "policy": 8000}
+PORTS = {"encoder": 30000, "chat": 30000, "policy": 8000}
 """Where a server listens unless a flag says otherwise: where its clients look."""
 
 

@@ -10,6 +10,7 @@ import typer
 
 from ostinato.cli import bench
 from ostinato.cli.act import act
+from ostinato.cli.chat_command import chat
 from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
@@ -44,6 +45,7 @@ def root(
 app.command(context_settings=CONTEXT)(serve)
 app.command()(encode)
 app.command()(act)
+app.command()(chat)
 app.command()(verify)
 app.command()(ladder)
 app.add_typer(bench.app)

@@ -14,6 +14,7 @@ from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from ostinato.cli.config import Settings
+    from ostinato.cli.sglang_chat_flags import ChatFlags
     from ostinato.serve.openpi.settings import RobotSettings
 
 POLICY_FLAGS = (
@@ -25,7 +26,10 @@ ENCODER_FLAGS = (
     *("quantization",),
     *("max_items", "max_image_pixels", "workers", "allow_files", "allow_hosts"),
 )
-ARTICLES = {"encoder": "an", "policy": "a"}
+NOT_CHATS = (*POLICY_FLAGS, "cache_bytes", "max_batch")
+ARTICLES = {"encoder": "an", "policy": "a", "chat": "a"}
+OTHERS = {"encoder": POLICY_FLAGS, "policy": ENCODER_FLAGS, "chat": NOT_CHATS}
+"""Flags that mean nothing for a kind of model."""
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -36,7 +40,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(help="Port; 0 for any free one. 30000 for encoders, 8000 for policies."),
+        typer.Option(help="Port; 0 for any free one. 30000, or 8000 for policies."),
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key that clients must send.")] = None,
     encoder_only: Annotated[
@@ -102,15 +106,25 @@ def serve(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Leave after the greeting.")] = False,
 ) -> None:
-    """Serve a vision encoder (POST /pooling), or a policy to robots (websocket, POST)."""
+    """Serve a chat with images (OpenAI's routes), its vision encoder alone (POST /pooling), or a
+    policy to robots (websocket, POST).
+    """
+    from ostinato.cli.chat_wiring import is_chat
     from ostinato.cli.config import PORTS, EncoderSettings, resolve_robots, resolve_settings
     from ostinato.cli.device import resolve_device
     from ostinato.cli.policy_wiring import is_policy
+    from ostinato.cli.sglang_chat_flags import ChatFlags, read_chat_flags
     from ostinato.cli.sglang_flags import check_unknown
 
-    check_unknown(context.args, typer.echo)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     kind = "policy" if is_policy(model) else "encoder"
+    if kind == "encoder" and not encoder_only and is_chat(model):
+        kind = "chat"
+    chat = ChatFlags()
+    if kind == "chat":
+        chat = read_chat_flags(context.args, typer.echo)
+    else:
+        check_unknown(context.args, typer.echo)
     refuse_flags(context, kind)
     encoder = EncoderSettings(
         flags.dtype_of(dtype),
@@ -153,6 +167,8 @@ def serve(
     is_greeting = not skip_server_warmup
     if kind == "policy":
         status = _run_policy(model, settings, robots, chosen, once, is_greeting)
+    elif kind == "chat":
+        status = _run_chat(model, settings, chat, chosen, once, is_greeting)
     else:
         status = _run_encoder(model, settings, chosen, once, is_greeting)
     raise typer.Exit(status)
@@ -160,8 +176,7 @@ def serve(
 
 def refuse_flags(context: typer.Context, kind: str) -> None:
     """``ConfigError`` for a flag that was given and means nothing for this kind of model."""
-    other = POLICY_FLAGS if kind == "encoder" else ENCODER_FLAGS
-    for name in other:
+    for name in OTHERS[kind]:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             flag = f"--{name.replace('_', '-')}"
@@ -182,6 +197,30 @@ def _run_encoder(
         return run_server(
             service, settings.server, is_once=is_once, is_greeting=is_greeting, echo=typer.echo
         )
+
+
+def _run_chat(
+    model: str,
+    settings: Settings,
+    chat: ChatFlags,
+    device: str,
+    is_once: bool,
+    is_greeting: bool,
+) -> int:
+    from ostinato.cli.chat_greeting import greet_chat
+    from ostinato.cli.chat_wiring import load_chat_service
+    from ostinato.cli.run_server import run_app
+    from ostinato.serve.openai.app import build_chat_app
+
+    service = load_chat_service(model, settings, chat, device=device)
+    return run_app(
+        build_chat_app(service, settings.server),
+        settings.server,
+        name=service.name,
+        is_once=is_once,
+        echo=typer.echo,
+        greeting=greet_chat if is_greeting else None,
+    )
 
 
 def _run_policy(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, InputError
 from ostinato.lm.contract import (
     ChatDelta,
     FinishReason,
@@ -162,6 +162,21 @@ class Chat:
     def tokenize(self, messages: object) -> list[int]:
         """Token ids of a chat (placeholders expanded) or of a text."""
         return list(self._prompt(messages).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids; ``InputError`` for an id that the model does not have."""
+        for token_id in token_ids:
+            self._check_id(token_id)
+        return self._tokenizer.decode(token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, which may be half a letter."""
+        self._check_id(token_id)
+        return self._tokenizer.token_bytes(token_id)
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.config.lm.num_tokens:
+            raise InputError(f"token id {token_id}; expected 0 to {self.config.lm.num_tokens - 1}")
 
     def _prompt(self, given: object) -> Prompt:
         if isinstance(given, Prompt):

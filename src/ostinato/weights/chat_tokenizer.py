@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ class ChatTokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for; special tokens by their names, empty beyond the last."""
 
 
 class ByteChatTokenizer:
@@ -59,6 +63,12 @@ class ByteChatTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(i for i in token_ids if i < 256).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        place = token_id - 256
+        return self.specials[place].encode() if place < len(self.specials) else b""
 
 
 def _as_text(message: Message) -> str:
@@ -106,6 +116,24 @@ class PublishedChatTokenizer:
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if token is None:
+            return b""
+        letters = _bytes_of_letters()
+        if token_id in self._tokenizer.added_tokens_decoder or not set(token) <= letters.keys():
+            return str(token).encode()
+        return bytes(letters[letter] for letter in token)
+
+
+@cache
+def _bytes_of_letters() -> dict[str, int]:
+    """Byte-level tokenizers write each byte as a letter that can be printed (GPT-2's table)."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    named = {chr(byte): byte for byte in printed}
+    return named | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _template(files: Files) -> str | None:

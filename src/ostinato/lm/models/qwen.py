@@ -16,6 +16,7 @@ from ostinato.kernels.paged_cache_write import paged_cache_write
 from ostinato.kernels.rope import rope
 from ostinato.kernels.swiglu import swiglu
 from ostinato.layers.decoder import Scale
+from ostinato.layers.fp8 import project
 from ostinato.layers.linear import Linear, unset
 from ostinato.layers.norm import RMSNorm
 from ostinato.lm.contract import Batch, LmConfig
@@ -149,7 +150,7 @@ class Qwen(nn.Module):
             mixed = layer.self_attn(normed, tables, batch, cache[i], max_query_length)
             normed, x = layer.post_attention_layernorm.after(layer.self_attn.o_proj, mixed, x)
             mlp = layer.mlp
-            inner = swiglu(linear(normed, mlp.gate_up_proj.weight))
+            inner = swiglu(project(mlp.gate_up_proj, normed))
             is_last = i + 1 == len(layers)
             next_norm = self.norm if is_last else layers[i + 1].input_layernorm
             if i < len(deepstack):  # rounded where the published model rounds

@@ -1,0 +1,204 @@
+"""Joins a loaded chat to a server: the adapter between the OpenAI routes' contract and torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+import ostinato
+from ostinato.cli.config import Settings
+from ostinato.cli.sglang_chat_flags import ChatFlags
+from ostinato.errors import WeightsError
+from ostinato.lm.contract import ChatDelta, SamplingParams
+from ostinato.lm.contract import TokenLogprob as EngineLogprob
+from ostinato.lm.engine import Ticket
+from ostinato.serve.openai.contract import (
+    Alternative,
+    Conversation,
+    Delta,
+    Media,
+    OnDelta,
+    Prompt,
+    Sampling,
+    Text,
+    TokenLogprob,
+)
+from ostinato.vlm.chat import Chat
+from ostinato.weights.config import read_config, read_json
+from ostinato.weights.files import find_shipped, open_files
+
+if TYPE_CHECKING:
+    from ostinato.kernels.gate import Numerics
+
+CHAT_TYPES = frozenset({"qwen2_5_vl", "qwen3_vl"})
+
+
+def is_chat(model: str) -> bool:
+    """Whether ``model`` can be talked to; reads its configuration only."""
+    try:
+        shipped = find_shipped(model)
+        config = read_config(open_files(model)) if shipped is None else read_json(shipped, model)
+    except WeightsError:
+        return False  # whoever loads it says what is wrong with it
+    return config.get("model_type") in CHAT_TYPES
+
+
+class ChatAdapter:
+    """A chat behind the contract of the OpenAI routes. Everything was recorded on loading."""
+
+    def __init__(self, name: str, chat: Chat) -> None:
+        self.name = name
+        self._chat = chat
+
+    @property
+    def defaults(self) -> Sampling:
+        return Sampling()
+
+    @property
+    def max_context_tokens(self) -> int:
+        return self._chat.config.max_length
+
+    def warm_up(self) -> None:
+        return None
+
+    def failure(self) -> BaseException | None:
+        if self._chat.is_serving:
+            return None
+        return RuntimeError("the thread that draws tokens has ended")
+
+    def submit(self, prompt: Prompt, sampling: Sampling, on_delta: OnDelta) -> Ticket:
+        params = SamplingParams(**asdict(sampling))
+
+        def tell(delta: ChatDelta) -> None:
+            on_delta(self._delta(delta))
+
+        return self._chat.submit(_given(prompt), params, tell)
+
+    def _delta(self, delta: ChatDelta) -> Delta:
+        return Delta(
+            text=delta.text,
+            token_ids=delta.token_ids,
+            logprobs=tuple(self._logprob(one) for one in delta.logprobs or ()),
+            finish_reason=delta.finish_reason if delta.error is None else None,
+            error=delta.error,
+        )
+
+    def _logprob(self, one: EngineLogprob) -> TokenLogprob:
+        top = tuple(Alternative(*self._token(i), logprob) for i, logprob in one.top)
+        return TokenLogprob(*self._token(one.token_id), one.logprob, top)
+
+    def _token(self, token_id: int) -> tuple[str, bytes]:
+        raw = self._chat.token_bytes(token_id)
+        return raw.decode(errors="replace"), raw
+
+    def tokenize(self, prompt: Prompt) -> Sequence[int]:
+        return self._chat.tokenize(_given(prompt))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return self._chat.detokenize(token_ids)
+
+    def describe(self) -> Mapping[str, Any]:
+        config = self._chat.config
+        return {
+            "model_type": config.model_type,
+            "max_model_len": config.max_length,
+            "vocabulary": config.lm.num_tokens,
+        }
+
+    def snapshot(self) -> Mapping[str, float]:
+        stats = self._chat.stats()
+        engine = stats.engine
+        recorded = [stats.encoder, *engine.recordings.values()]
+        return {
+            "num_running": engine.num_running,
+            "num_waiting": engine.num_waiting,
+            "cache_usage": 1 - engine.num_free_pages / max(engine.num_pages, 1),
+            "prefix_cache_queries": engine.prompt_tokens,
+            "prefix_cache_hits": engine.cached_tokens,
+            "num_preemptions": engine.num_preempted,
+            "recordings": sum(one.num_recordings for one in recorded),
+            "recorded_bytes": stats.encoder.device_bytes_held,
+        }
+
+    def events(self) -> Sequence[str]:
+        return ()
+
+    def close(self) -> None:
+        self._chat.close()
+
+
+def _given(prompt: Prompt) -> object:
+    """What ``Chat`` takes: messages, a text or token ids."""
+    if not isinstance(prompt, Conversation):
+        return prompt
+    return [
+        {"role": message.role, "content": [_part(part) for part in message.parts]}
+        for message in prompt.messages
+    ]
+
+
+def _part(part: Text | Media) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    return {"type": part.kind, part.kind: part.content}
+
+
+def load_chat_service(
+    model: str, settings: Settings, flags: ChatFlags | None = None, *, device: str
+) -> ChatAdapter:
+    """The service for a chat: loaded and recorded.
+
+    Prefill is recorded whole, one recording for each number of tokens, whichever backend of
+    recording the flags name; what is not done as asked is said in the log.
+    """
+    flags = flags or ChatFlags()
+    chosen = settings.encoder
+    is_whole = flags.prefill_backend in (None, "full")
+    is_on = settings.is_recording_on and flags.prefill_backend != "disabled"
+    if not is_whole and is_on:
+        logging.getLogger("ostinato").info(
+            "--cuda-graph-backend-prefill %s: prefill is recorded whole (full)",
+            flags.prefill_backend,
+        )
+    if not flags.is_prefix_cache_on:
+        logging.getLogger("ostinato").info("--disable-radix-cache: equal beginnings are shared")
+    most = max([0, *flags.decode_rungs, flags.max_decode or 0, flags.max_running or 0])
+    wished = [flags.chunk_tokens or 0, *flags.prefill_rungs]
+    if device != "cpu":  # there a prefill of thousands of tokens is nothing to record
+        wished.append(flags.max_prefill_tokens or 0)
+    largest = max(wished)
+    graph = ostinato.GraphConfig(
+        mode="auto" if is_on else "off",
+        budget_bytes=chosen.budget_bytes,
+        ladder_ratio=chosen.ladder_ratio,
+        cache_dir=settings.cache_on(device),
+    )
+    options: dict[str, Any] = {}
+    if flags.memory_fraction is not None:
+        options["mem_fraction_static"] = flags.memory_fraction
+    chat = ostinato.load_chat(
+        model,
+        device=device,
+        dtype=None if chosen.dtype is None else getattr(torch, chosen.dtype),
+        graph=graph,
+        numerics=cast("Numerics", chosen.numerics),
+        max_batch=most or None,
+        max_chunk=largest or None,
+        max_length=flags.context_tokens,
+        max_waiting=settings.server.max_queued,
+        decode_rungs=_up_to(flags.decode_rungs, most),
+        prefill_rungs=_up_to(flags.prefill_rungs, largest),
+        top_patches=chosen.top_patches,
+        workers=chosen.num_workers,
+        **options,
+    )
+    return ChatAdapter(settings.served_name or model, chat)
+
+
+def _up_to(rungs: tuple[int, ...], top: int) -> tuple[int, ...] | None:
+    """Rungs that end at ``top``; ``None`` where none are named: the library's own."""
+    return tuple(sorted({*rungs, top})) if rungs else None
