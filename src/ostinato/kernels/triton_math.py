@@ -69,37 +69,7 @@ else:
 
     @triton.jit
     def tanh(x):
-        """What libdevice computes, both of its cases always: it branches, element by element."""
-        return tl.inline_asm_elementwise(
-            """
-            {
-                .reg .f32 size, wide, square, near;
-                .reg .pred is_one, is_near;
-                abs.f32 size, $1;
-                mul.f32 wide, size, 0f4038AA3B;
-                ex2.approx.ftz.f32 wide, wide;
-                add.f32 wide, wide, 0f3F800000;
-                rcp.approx.ftz.f32 wide, wide;
-                fma.rn.ftz.f32 wide, wide, 0fC0000000, 0f3F800000;
-                setp.ge.f32 is_one, size, 0f41102CB4;
-                selp.f32 wide, 0f3F800000, wide, is_one;
-                copysign.f32 wide, $1, wide;
-                mul.f32 square, $1, $1;
-                fma.rn.ftz.f32 near, square, 0f3C80F082, 0fBD563CAE;
-                fma.rn.ftz.f32 near, near, square, 0f3E085941;
-                fma.rn.ftz.f32 near, near, square, 0fBEAAA9ED;
-                fma.rn.ftz.f32 near, near, square, 0f00000000;
-                fma.rn.ftz.f32 near, near, $1, $1;
-                setp.ltu.f32 is_near, size, 0f3F19999A;
-                selp.f32 $0, near, wide, is_near;
-            }
-            """,
-            "=&f,f",
-            [x],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
+        return libdevice.tanh(x)
 
     @triton.jit
     def erf(x):
