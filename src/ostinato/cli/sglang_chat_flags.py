@@ -84,14 +84,16 @@ class _Reader:
 
 UNDERSTOOD: Mapping[str, _Reader] = {
     "--cuda-graph-backend-prefill": _Reader(
-        "prefill_backend", _one_of(BACKENDS), "full, tc_piecewise, breakable or disabled"
+        "prefill_backend",
+        _one_of(BACKENDS),
+        "full or disabled; the others are served by full and say so",
     ),
     "--cuda-graph-max-bs-prefill": _Reader(
         "max_prefill_tokens", _size, "largest recorded prefill, in tokens"
     ),
     "--cuda-graph-bs-prefill": _Reader("prefill_rungs", _sizes, "recorded prefills, in tokens"),
     "--cuda-graph-tc-compiler": _Reader(
-        "compiler", _one_of(COMPILERS), "eager or inductor, for tc_piecewise"
+        "compiler", _one_of(COMPILERS), "nothing is compiled: prefill is recorded whole"
     ),
     "--cuda-graph-bs-decode": _Reader("decode_rungs", _sizes, "recorded decodes, in answers"),
     "--cuda-graph-max-bs-decode": _Reader(
@@ -108,7 +110,9 @@ UNDERSTOOD: Mapping[str, _Reader] = {
 }
 """Flags with a value that mean for a chat model what they mean in SGLang."""
 
-UNDERSTOOD_SWITCHES = {"--disable-radix-cache": "equal beginnings are not shared"}
+UNDERSTOOD_SWITCHES = {
+    "--disable-radix-cache": "said in the log: equal beginnings are shared all the same"
+}
 
 ACCEPTED: Mapping[str, str] = {
     "--attention-backend": "attention is chosen by measured time",
