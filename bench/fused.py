@@ -27,6 +27,7 @@ from bench.report import Report
 from bench.towers import (
     CASES,
     NEVER,
+    NoPreprocessor,
     Setting,
     grid_of,
     kernels_ms,
@@ -49,13 +50,6 @@ TABLE = ("224x224", "448x448", "896x896", "mixed", "1792x1792")
 COMPILED = ("224x224", "448x448", "mixed")
 ALL_CASES = CASES | {"1792x1792": ((1, 1792, 1792),)}
 HIDDEN = ("fa3", "cudnn", "cudnn_ragged")
-
-
-class NoPreprocessor:
-    """The benchmark brings patches."""
-
-    def close(self) -> None:
-        return None
 
 
 def numerics_of(variant: str) -> Numerics:

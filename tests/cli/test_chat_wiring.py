@@ -71,7 +71,7 @@ def test_a_photograph_and_a_second_turn(client: TestClient, chat: Chat) -> None:
     assert text_of(events) == chat.generate([*shown, reply, again], **wishes).text
 
 
-def test_text_tokens_and_their_way_back(client: TestClient) -> None:
+def test_text_tokens_and_their_way_back(client: TestClient, chat: Chat) -> None:
     body = {"model": MODEL, "prompt": "once upon", "max_tokens": 5, "temperature": 0}
     answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -80,6 +80,12 @@ def test_text_tokens_and_their_way_back(client: TestClient) -> None:
     assert ids == [*"né".encode()]
     text = client.post("/detokenize", json={"model": MODEL, "tokens": ids}).json()
     assert "né" in text.values()
+    turns = [{"role": "user", "content": "hello"}]
+    asked = {"model": MODEL, "messages": turns, "add_generation_prompt": False}
+    refused = client.post("/tokenize", json=asked)
+    assert refused.status_code == 400 and "add_generation_prompt" in refused.text
+    opened = client.post("/tokenize", json=asked | {"add_generation_prompt": True}).json()
+    assert opened["tokens"] == chat.tokenize(turns)
     error = client.post("/detokenize", json={"model": MODEL, "tokens": [10**6]})
     assert error.status_code == 400
 

@@ -12,7 +12,7 @@ import torch
 import ostinato
 from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import ChatFlags
-from ostinato.errors import WeightsError
+from ostinato.errors import InputError, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.lm.contract import TokenLogprob as EngineLogprob
 from ostinato.lm.engine import Ticket
@@ -132,9 +132,13 @@ class ChatAdapter:
 
 
 def _given(prompt: Prompt) -> object:
-    """What ``Chat`` takes: messages, a text or token ids."""
+    """What ``Chat`` takes: messages, a text or token ids. Its template always opens the answer:
+    ``InputError`` for a conversation that should end before.
+    """
     if not isinstance(prompt, Conversation):
         return prompt
+    if not prompt.is_answered_next:
+        raise InputError("add_generation_prompt is false; expected true, which the template does")
     return [
         {"role": message.role, "content": [_part(part) for part in message.parts]}
         for message in prompt.messages

@@ -286,5 +286,3 @@ def _one_line(error: Exception) -> str:
 
 
 GATE = Gate()
-verdicts_generation = GATE.generation
-"""Part of a recording's key: see :meth:`Gate.generation`."""
