@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
@@ -52,7 +52,7 @@ def swiglu_kernel(
 def swiglu(packed, bias, activation):
     num_rows, width = packed.shape[0], packed.shape[1] // 2
     y = packed.new_empty((num_rows, width))
-    tile_rows, tile_columns, warps = part_row_tile(width)
+    tile_rows, tile_columns, warps = tile("swiglu", width)
     grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
     swiglu_kernel[grid](
         packed,
