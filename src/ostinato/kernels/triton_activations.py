@@ -21,6 +21,7 @@ from ostinato.kernels.triton_math import (
     near_reciprocal,
     tanh,
     through,
+    through_pairs,
 )
 
 
@@ -42,9 +43,9 @@ def activated(x, pointer, name: tl.constexpr):
     elif name == "gelu_erf":
         y = x * 0.5 * (1.0 + erf(x * 0.7071067811865476))
     else:
-        scaled = through(1.702 * x, pointer)
+        scaled = through_pairs(1.702 * x, pointer)
         one = tl.full(x.shape, 1.0, tl.float32)
-        y = x * through(_divide(one, 1.0 + exp(-scaled), pointer), pointer)
+        y = x * through_pairs(_divide(one, 1.0 + exp(-scaled), pointer), pointer)
     return y
 
 
