@@ -9,6 +9,7 @@ of them is ``join`` (docs/decisions/0002).
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -241,7 +242,7 @@ class CudaBackend:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         spare = _spare_streams.setdefault(index, [])
-        self.stream = spare.pop() if spare else torch.cuda.Stream(self.device)
+        self.stream = spare.pop() if spare else _own_stream(self.device)
         self.bytes_per_node = 0
         self._last_raw = self.stream.cuda_stream
         self._last = self.stream
@@ -292,6 +293,17 @@ class CudaBackend:
             self._is_closed = True
             self.stream.wait_stream(self._last)
             _spare_streams[self._index].append(self.stream)
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that no ``torch.cuda.Stream()`` is handed: torch deals out 32 of them in turns, and
+    what another thread puts on the one under recording would become a part of the recording.
+    """
+    runtime = importlib.import_module("cuda.bindings.runtime")  # comes with torch's CUDA builds
+    with torch.cuda.device(device):
+        made = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+    (raw,) = cuda_census.checked(made)
+    return torch.cuda.ExternalStream(int(raw), device=device)
 
 
 def _warm_libraries(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ostinato.recording.places import Slot, Survey, is_library
+from ostinato.recording.places import Slot, Survey, is_library, module_of
 from ostinato.recording.survey import UNSET, survey
 from ostinato.recording.watched import (
     Generation,
@@ -100,7 +100,7 @@ class Ledger:
         slot, so that rebinding it is noticed.
         """
         with self._lock:
-            self._types.update({k: None for k in kinds if not is_library(k.__module__)})
+            self._types.update({k: None for k in kinds if not is_library(module_of(k))})
             self._extend()
             known = self._watched.tensors
             identities = {id(t) for t in known}
