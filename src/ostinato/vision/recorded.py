@@ -248,11 +248,14 @@ class RecordedTower:
         return GateCall(args, _bounds(padded.size), self._direct(patches, exact))
 
     def note(self, layout: Layout) -> None:
-        """Count a served layout; what came often enough is recorded once the lane is idle."""
+        """Count a served layout; what came often enough is recorded once the lane is idle: a rung
+        of the ladder in a short pause, an exact size, which rungs serve meanwhile, in a long one.
+        """
         if self._is_closed:
             return
         for rung in self._demand.note(layout, self.entry_of):
-            self._runner.lane.run_when_idle(partial(self._record_later, rung, layout))
+            job = partial(self._record_later, rung, layout)
+            self._runner.lane.run_when_idle(job, is_long=rung not in self._rungs)
 
     def _record_later(self, rung: Rung, layout: Layout) -> None:
         try:
