@@ -236,6 +236,7 @@ class Collection:
                 gate_sets=[self._gate_set(call, key, "rung" not in more) for call in gate_calls],
                 direct=request.direct,
                 known_times=self._remembered.times(key),
+                direct_us=request.direct_us,
                 **more,
             )
             entry = self._runner.make(order, self._counters, find, keep)

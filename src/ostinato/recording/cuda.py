@@ -75,14 +75,16 @@ class CudaPool:
         with torch.cuda.use_mem_pool(self._pool), state.entering(activity):
             return body()
 
-    def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> CudaRecorded:
+    def record(
+        self, body: Body, *, generators: Sequence[torch.Generator] = (), is_counted: bool = True
+    ) -> CudaRecorded:
         if len(cuda_heal.broken_graphs) >= MAX_FAILED_CAPTURES:
             raise CaptureFailed(
                 f"{MAX_FAILED_CAPTURES} captures failed in this process; no more are tried",
                 rule="capture-failed",
                 fix="find out why with ostinato doctor",
             )
-        direct_kernels = self._count(body)
+        direct_kernels = self._count(body) if is_counted else None
         capture = _Capture(self._pool.id, generators)
         with collection_held_off(), cuda_sync.gate.capturing():
             activity = state.Activity(state.Phase.RECORDING, capture)

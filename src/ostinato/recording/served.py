@@ -335,6 +335,7 @@ class Served:
         rung: Sizes | None = None,
         direct: Callable[[], Any] | None = None,
         gate_calls: Sequence[GateCall] | None = None,
+        direct_us: float | None = None,
     ) -> Entry | None:
         """Record now: the exact key, the given rung, or with something that grows the whole ladder.
 
@@ -353,9 +354,8 @@ class Served:
             self._addresses(tensors),
             self._repeats(tensors) if rung is None else (),
         )
-        request = Request(
-            key, tensors, args, kwargs, rung=rung, direct=direct, gate_calls=gate_calls
-        )
+        given = (False, rung, direct, gate_calls, direct_us)
+        request = Request(key, tensors, args, kwargs, *given)
         return self._choice.record(request)
 
     def close(self) -> None:

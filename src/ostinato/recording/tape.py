@@ -92,7 +92,9 @@ class TapeBackend:
         with activity.entering(activity.Activity(activity.Phase.WARM_UP)):
             return body()
 
-    def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> Tape:
+    def record(
+        self, body: Body, *, generators: Sequence[torch.Generator] = (), is_counted: bool = True
+    ) -> Tape:
         """Run the body once, keep its operators, and put back all that it changed."""
         undo, random = UndoLog(), RandomUndo(generators)
         recorder = TapeRecorder(undo, random)

@@ -25,7 +25,7 @@ from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
-from ostinato.vision.contract import EncoderOutput, Layout, Rung
+from ostinato.vision.contract import EncoderOutput, Grid, Layout, Rung
 from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
@@ -75,6 +75,7 @@ class RecordedTower:
         self._entries: dict[Rung, Entry] = {}
         self._direct_times = DirectTimes()
         self._work = Work.of(tower, tower.config)
+        self._timed_us: dict[tuple[Grid, ...], float] = {}
         self._largest_timed = 0
         self._host: BoundedCache[tuple[object, Rung], HostLayout] = BoundedCache(HOST_LAYOUT_BYTES)
         # every recording is a rung here, an exact one too: packing has chosen before a call
@@ -222,6 +223,7 @@ class RecordedTower:
                     rung={self._axis: rung.num_patches},
                     direct=first.direct,
                     gate_calls=calls,
+                    direct_us=self._timed_us.get(examples[0].grids),
                 )
         except RecordingRefused:
             return
@@ -229,10 +231,12 @@ class RecordedTower:
             return
         with self._lock:
             self._entries[rung] = entry
-            if entry.direct_us is not None and rung.max_segment >= rung.num_patches:
-                size = first.args[0].shape[0]
-                self._direct_times.add(size, entry.direct_us)
-                self._largest_timed = max(self._largest_timed, size)
+            if entry.direct_us is not None:
+                self._timed_us[examples[0].grids] = entry.direct_us
+                if rung.max_segment >= rung.num_patches:
+                    size = first.args[0].shape[0]
+                    self._direct_times.add(size, entry.direct_us)
+                    self._largest_timed = max(self._largest_timed, size)
             self._plan = self._new_plan()
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:

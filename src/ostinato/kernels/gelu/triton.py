@@ -8,11 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, part_row_tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def gelu_kernel(
     x_pointer,
@@ -41,7 +43,7 @@ def gelu(x, bias, activation):
     num_rows, width = x.shape
     y = x.new_empty((num_rows, width))
     tile_rows, tile_columns, warps = part_row_tile(width)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     gelu_kernel[grid](
         x,
         bias if bias is not None else x,

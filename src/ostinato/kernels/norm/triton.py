@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import whole_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, whole_row_tile
 from ostinato.kernels.triton_math import through
 
 
@@ -32,6 +33,7 @@ def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, ep
     return y
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x_pointer,
@@ -72,7 +74,7 @@ def _launch(x, residual, weight, bias, eps, *, is_rms, out=None):
     y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device) if out is None else out
     total = torch.empty_like(y) if residual is not None else None
     tile_rows, tile_columns, warps = whole_row_tile(width)
-    norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    norm_kernel[(ceil_div(num_rows, tile_rows),)](
         x,
         residual if residual is not None else x,
         weight if weight is not None else x,

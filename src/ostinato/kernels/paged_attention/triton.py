@@ -13,11 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 
 _LOG2_E = 1.4426950408889634
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "query_blocks"])
 def attend_kernel(
     q_pointer,
@@ -105,6 +107,7 @@ def attend_kernel(
         tl.store(out_pointer + target[:, None] * head_dim + column[None, :], acc, mask=is_value)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_splits"])
 def join_kernel(
     parts_pointer,
@@ -155,11 +158,11 @@ def paged_attention(
     group = heads // kv_heads
     tile_rows = max(16, power_of_two(group), min(64, power_of_two(max_query_length * group)))
     tile_queries = tile_rows // group
-    query_blocks = triton.cdiv(max_query_length, tile_queries)
+    query_blocks = ceil_div(max_query_length, tile_queries)
     columns = max(16, power_of_two(head_dim))
     is_wide = q.dtype == torch.float32
     capacity = page_table.shape[1] * page_size
-    num_splits = triton.cdiv(capacity, split_length) if split_length else 1
+    num_splits = ceil_div(capacity, split_length) if split_length else 1
     if split_length:
         out = q.new_empty((tokens, heads, head_dim))
         parts = q.new_empty((num_splits, tokens, heads, head_dim), dtype=torch.float32)

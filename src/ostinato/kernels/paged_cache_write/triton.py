@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import power_of_two
 
 
+@quick
 @triton.jit
 def paged_cache_write_kernel(
     key_pointer,

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.triton_math import through
 
 _HEADS_PER_PROGRAM = 16
@@ -99,6 +100,7 @@ def _section(
     )
 
 
+@quick
 @triton.jit
 def rope_kernel(
     qkv_pointer,
@@ -173,7 +175,7 @@ def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, s
     v = qkv.new_empty((tokens, kv_heads, head_dim))
     half = head_dim // 2
     tile_heads = min(_HEADS_PER_PROGRAM, power_of_two(heads))
-    blocks = triton.cdiv(heads, tile_heads) + 2 * triton.cdiv(kv_heads, tile_heads)
+    blocks = ceil_div(heads, tile_heads) + 2 * ceil_div(kv_heads, tile_heads)
     promoted = torch.promote_types(qkv.dtype, cos.dtype)
     rope_kernel[(tokens, blocks)](
         qkv,

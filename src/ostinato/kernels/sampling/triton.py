@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import power_of_two
 from ostinato.kernels.triton_math import divide, exp, is_nan, log
 
@@ -99,6 +100,7 @@ def _mix(x):
     return x ^ (x >> 16)
 
 
+@quick
 @triton.jit
 def sample_kernel(
     logits_pointer,
