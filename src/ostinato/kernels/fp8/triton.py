@@ -92,24 +92,35 @@ def _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, column
 
 
 @triton.jit
-def _normed(x, inverse, weight_pointer, bias_pointer, segment, x_pointer, column, is_inside,
-            weight_stride: tl.constexpr, bias_stride: tl.constexpr, before: tl.constexpr,
-            has_weight: tl.constexpr, has_bias: tl.constexpr):  # fmt: skip
+def _affine(weight_pointer, bias_pointer, segment, column, is_inside, weight_stride: tl.constexpr,
+            bias_stride: tl.constexpr, has_weight: tl.constexpr,
+            has_bias: tl.constexpr):  # fmt: skip
+    """What a norm multiplies with and adds, of a tile; loaded before the sums, which take long."""
+    weight = column
+    bias = column
+    if has_weight:
+        weight = tl.load(weight_pointer + segment * weight_stride + column, mask=is_inside, other=0)
+    if has_bias:
+        bias = tl.load(bias_pointer + segment * bias_stride + column, mask=is_inside, other=0)
+    return weight, bias
+
+
+@triton.jit
+def _normed(x, inverse, weight, bias, x_pointer, before: tl.constexpr, has_weight: tl.constexpr,
+            has_bias: tl.constexpr):  # fmt: skip
     """``x * inverse`` with what follows, rounded where ``norm`` and ``modulate`` round."""
     y = x * inverse
     if before == "modulate":
         y = through(y, x_pointer)
-        scale = tl.load(weight_pointer + segment * weight_stride + column, mask=is_inside, other=0)
-        shift = tl.load(bias_pointer + segment * bias_stride + column, mask=is_inside, other=0)
-        y = through(through(1.0 + scale.to(tl.float32), x_pointer) * y, x_pointer)
-        return y + shift.to(tl.float32)
+        y = through(through(1.0 + weight.to(tl.float32), x_pointer) * y, x_pointer)
+        return y + bias.to(tl.float32)
     else:
         if before == "rms":
             y = through(y, x_pointer)
         if has_weight:
-            y *= tl.load(weight_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+            y *= weight.to(tl.float32)
         if has_bias:
-            y += tl.load(bias_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+            y += bias.to(tl.float32)
         return y
 
 
@@ -186,6 +197,15 @@ def quantize_kernel(
         b = _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, b_column,
                    b_inside, x_stride, residual_stride, width, before, activation, has_residual,
                    has_bias)  # fmt: skip
+    has_norm: tl.constexpr = before == "layer" or before == "modulate" or before == "rms"  # noqa: PLR1714
+    if has_norm:
+        segment = segment_of(segments_pointer, row, num_rows, has_segments)
+        a_weight, a_bias = _affine(weight_pointer, bias_pointer, segment, a_column, a_inside,
+                                   weight_stride, bias_stride, has_weight, has_bias)  # fmt: skip
+        if rest_columns:
+            b_weight, b_bias = _affine(weight_pointer, bias_pointer, segment, b_column, b_inside,
+                                       weight_stride, bias_stride, has_weight,
+                                       has_bias)  # fmt: skip
     if before == "layer" or before == "modulate":  # noqa: PLR1714  (Triton knows no `in`)
         total = tl.sum(a, axis=0)
         if rest_columns:
@@ -194,19 +214,14 @@ def quantize_kernel(
         a = tl.where(a_inside, a - mean, 0.0)
         if rest_columns:
             b = tl.where(b_inside, b - mean, 0.0)
-    if before == "layer" or before == "modulate" or before == "rms":  # noqa: PLR1714
+    if has_norm:
         squares = tl.sum(a * a, axis=0)
         if rest_columns:
             squares += tl.sum(b * b, axis=0)
         inverse = tl.rsqrt(squares / width + eps)
-        segment = segment_of(segments_pointer, row, num_rows, has_segments)
-        a = _normed(a, inverse, weight_pointer, bias_pointer, segment, x_pointer, a_column,
-                    a_inside, weight_stride, bias_stride, before, has_weight,
-                    has_bias)  # fmt: skip
+        a = _normed(a, inverse, a_weight, a_bias, x_pointer, before, has_weight, has_bias)
         if rest_columns:
-            b = _normed(b, inverse, weight_pointer, bias_pointer, segment, x_pointer, b_column,
-                        b_inside, weight_stride, bias_stride, before, has_weight,
-                        has_bias)  # fmt: skip
+            b = _normed(b, inverse, b_weight, b_bias, x_pointer, before, has_weight, has_bias)
     # Columns beyond the width count as zero, whatever came out for them.
     # (What a GELU gave is rounded already.)
     if before != "gelu":

@@ -73,7 +73,7 @@ def product_kernel(
             bias = tl.load(bias_pointer + column, mask=column < num_outputs, other=0.0)
             sums += bias.to(tl.float32)[None, :]
         if activation != "":
-            sums = activate(sums, out_pointer, activation)
+            sums = activate(through(sums, out_pointer), out_pointer, activation)
         tl.store(out_pointer + offset, sums, mask=is_inside)
 
 
@@ -107,7 +107,7 @@ def sum_kernel(
     if has_bias:
         sums += tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
     if activation != "":
-        sums = activate(sums, out_pointer, activation)
+        sums = activate(through(sums, out_pointer), out_pointer, activation)
     tl.store(out_pointer + offset, sums, mask=is_inside)
 
 

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from ostinato.kernels.launch import quick
-from ostinato.kernels.rowwise import ceil_div, part_row_tile
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through
 
 
@@ -61,7 +62,7 @@ def position_interpolation_add(x, table, indices, weights):
     num_rows, width = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty((num_rows, width))
-    tile_rows, tile_columns, warps = part_row_tile(width)
+    tile_rows, tile_columns, warps = tile("position_interpolation_add", width)
     grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     position_interpolation_add_kernel[grid](
         x,

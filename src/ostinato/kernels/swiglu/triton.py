@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from ostinato.kernels.launch import quick
-from ostinato.kernels.rowwise import ceil_div, part_row_tile
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
@@ -54,7 +55,7 @@ def swiglu_kernel(
 def swiglu(packed, bias, activation):
     num_rows, width = packed.shape[0], packed.shape[1] // 2
     y = packed.new_empty((num_rows, width))
-    tile_rows, tile_columns, warps = part_row_tile(width)
+    tile_rows, tile_columns, warps = tile("swiglu", width)
     grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     swiglu_kernel[grid](
         packed,
