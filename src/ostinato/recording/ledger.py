@@ -101,7 +101,8 @@ class Ledger:
         """
         with self._lock:
             self._types.update({k: None for k in kinds if not is_library(k.__module__)})
-            self._extend()
+            if not (self._is_private and self.is_relied_on):  # of our own code only tensors count
+                self._extend()
             known = self._watched.tensors
             identities = {id(t) for t in known}
             storages = {t.untyped_storage().data_ptr() for t in known}
