@@ -60,6 +60,7 @@ class Ledger:
         self._lock = threading.RLock()
         self.changes: list[str] = []
         self.is_relied_on = False  # True once there is a recording
+        self.is_pure = False  # True once a probe has shown that it writes and draws nothing
         found = survey(fn)
         self.code_hash = found.code_hash()
         self._install(found)
