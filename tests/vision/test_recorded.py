@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ostinato import state
+from ostinato.recording import recorder
 from ostinato.vision.contract import Grid
 from ostinato.vision.encoder import Encoder
 from ostinato.vision.models.qwen3_vl import Qwen3VL
@@ -94,6 +95,24 @@ def test_a_rung_costs_a_probe_a_recording_and_two_checked_calls(
     *padded, unpadded = num_rows
     assert padded == 3 * [rung.num_patches]
     assert unpadded < rung.num_patches
+    encoder.close()
+
+
+def test_a_tower_is_watched_at_its_first_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_probes = 0
+    watched = recorder.probe
+
+    def counted(*args: Any, **more: Any) -> Any:
+        nonlocal num_probes
+        num_probes += 1
+        return watched(*args, **more)
+
+    monkeypatch.setattr(recorder, "probe", counted)
+    encoder, recorded = make(tower_of("tiny-qwen3-vl"))
+    for rung in recorded._rungs[-3:]:
+        recorded.record(rung)
+        assert recorded.entry_of(rung) is not None
+    assert num_probes == 1
     encoder.close()
 
 

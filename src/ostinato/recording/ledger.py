@@ -60,6 +60,7 @@ class Ledger:
         self._lock = threading.RLock()
         self.changes: list[str] = []
         self.is_relied_on = False  # True once there is a recording
+        self.is_pure = False  # True once a probe has shown that it writes and draws nothing
         found = survey(fn)
         self.code_hash = found.code_hash()
         self._install(found)
@@ -101,7 +102,8 @@ class Ledger:
         """
         with self._lock:
             self._types.update({k: None for k in kinds if not is_library(module_of(k))})
-            self._extend()
+            if not (self._is_private and self.is_relied_on):  # of our own code only tensors count
+                self._extend()
             known = self._watched.tensors
             identities = {id(t) for t in known}
             storages = {t.untyped_storage().data_ptr() for t in known}

@@ -17,7 +17,7 @@ from ostinato.recording.entry import Entry
 from ostinato.recording.examination import Examination
 from ostinato.recording.gate import Verdict
 from ostinato.recording.order import Order
-from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe
+from ostinato.recording.probe import MAX_STATE_BYTES, Probe, probe, unwatched_probe
 from ostinato.recording.results import Results
 from ostinato.recording.spec import TensorSpec
 from ostinato.recording.undo import HostDraws
@@ -96,8 +96,7 @@ class Recorder:
             recorded = pool.record(
                 lambda: results.store(order.invoke(inputs.tensors)),
                 generators=made.generators,
-                # Our own code takes the same streams at every size.
-                is_counted=not (region.is_private and ledger.is_relied_on),
+                is_counted=not _is_known(order),
             )
         finally:
             made.restore()
@@ -151,9 +150,15 @@ class Recorder:
     def _probe(
         self, order: Order, generation: Generation, inputs: StaticInputs
     ) -> tuple[Probe, Results]:
-        region, host = order.region, HostDraws()
+        region, ledger, host = order.region, order.ledger, HostDraws()
+        is_known = _is_known(order) and ledger.is_pure
 
         def attempt() -> Probe:
+            if is_known:
+                warmed: Probe = generation.pool.warm_up(
+                    lambda: unwatched_probe(lambda: order.invoke(inputs.tensors))
+                )
+                return warmed
             made: Probe = generation.pool.warm_up(
                 lambda: probe(
                     lambda: order.invoke(inputs.tensors),
@@ -168,7 +173,8 @@ class Recorder:
 
         made = _unless_others_draw(attempt, host)
         made.restore()
-        order.ledger.learn(made.reads, tree.kinds(order.key.structure))
+        ledger.is_pure = made.is_pure
+        ledger.learn(made.reads, tree.kinds(order.key.structure))
         self._require_watched(order)
         if order.key.modes[1] and order.ledger.requires_grad():
             raise RecordingRefused("a gradient may be needed", rule="grad")
@@ -240,6 +246,13 @@ class Recorder:
         entry.hits = 0
         examination.restore()
         return recorded_us, direct_us
+
+
+def _is_known(order: Order) -> bool:
+    """True for a further rung of our own code: it reads what it reads and takes the streams that it
+    takes whatever the size, and that was seen at the first.
+    """
+    return order.rung is not None and order.region.is_private and order.ledger.is_relied_on
 
 
 def _unless_others_draw(attempt: Callable[[], Probe], host: HostDraws) -> Probe:
