@@ -46,7 +46,12 @@ def trying(tile: Tile) -> Iterator[None]:
 
 def tile(operator: str, width: int, heads: int = 1) -> Tile:
     """The tile for rows of ``width`` columns; rope: of heads of that width, ``heads`` of them."""
-    return _tried.get() or BEST.get((operator, width)) or _guess(operator, width, heads)
+    return measured(operator, width) or _guess(operator, width, heads)
+
+
+def measured(operator: str, width: int) -> Tile | None:
+    """The tile that is tried or was the best; ``None`` leaves it to the operator's own rule."""
+    return _tried.get() or BEST.get((operator, width))
 
 
 def _guess(operator: str, width: int, heads: int) -> Tile:
@@ -58,6 +63,8 @@ def _guess(operator: str, width: int, heads: int) -> Tile:
         tile_heads = min(16, power_of_two(heads))
         tokens = max(1, _ROPE_VALUES // (tile_heads * power_of_two(width)))
         return Tile(tokens, tile_heads, 4)
+    if operator == "sample":
+        return Tile(1, 4096, 8)
     if operator == "paged_cache_write":
         return Tile(max(1, 2048 // power_of_two(width)), power_of_two(width), 4)
     return Tile(*part_row_tile(width))
@@ -65,6 +72,8 @@ def _guess(operator: str, width: int, heads: int) -> Tile:
 
 def candidates(operator: str, width: int, heads: int = 1) -> list[Tile]:
     """Tiles worth timing, the guess first."""
+    if operator.startswith("fp8_"):
+        return [Tile(1, power_of_two(width), warps) for warps in (1, 2, 4, 8)]
     found = [_guess(operator, width, heads)]
     if operator in _WHOLE_ROWS:
         columns = power_of_two(width)
@@ -85,6 +94,8 @@ def candidates(operator: str, width: int, heads: int = 1) -> list[Tile]:
             for warps in (2, 4, 8)
             if 512 <= tokens * tile_heads * power_of_two(width) // warps <= 1024
         ]
+    elif operator == "sample":
+        found += [Tile(1, 256 * n, warps) for n in (4, 8, 16, 32) for warps in (n // 2, n)]
     elif operator == "paged_cache_write":
         found += [Tile(rows, power_of_two(width), w) for rows in (1, 2, 4) for w in (2, 4, 8)]
     else:

@@ -21,8 +21,16 @@ from ostinato.kernels.launch import quick
 from ostinato.kernels.modulate.triton import segment_of
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.swiglu.triton import gated
-from ostinato.kernels.triton_activations import activated
-from ostinato.kernels.triton_math import IS_INTERPRETED, divide_row, largest, through, through_pairs
+from ostinato.kernels.tiles import measured
+from ostinato.kernels.triton_activations import activated_nearly
+from ostinato.kernels.triton_math import (
+    IS_INTERPRETED,
+    divide,
+    divide_row,
+    largest,
+    through,
+    through_pairs,
+)
 
 _CONVERTS = (8, 9)
 """Compute capability from which the card converts to E4M3."""
@@ -81,7 +89,7 @@ def _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, column
         if has_bias:
             bias = tl.load(bias_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
             x = through(x + bias, x_pointer)
-        x = through_pairs(activated(x, x_pointer, activation), x_pointer)
+        x = through_pairs(activated_nearly(x, x_pointer, activation), x_pointer)
     if has_residual:
         other = tl.load(
             residual_pointer + row * residual_stride + column, mask=is_inside, other=0.0
@@ -134,8 +142,8 @@ def _inside(column, end: tl.constexpr, width: tl.constexpr):
 
 
 @triton.jit
-def _store(x, scale, pointers, is_inside, is_converted: tl.constexpr):
-    y = divide_row(x, scale)
+def _store(x, scale, pointers, is_inside, is_exact: tl.constexpr, is_converted: tl.constexpr):
+    y = divide_row(x, scale) if is_exact else x * divide(1.0, scale)
     if is_converted:
         bits = e4m3_converted(y)
     else:
@@ -235,13 +243,14 @@ def quantize_kernel(
         amax = tl.maximum(amax, largest(b), propagate_nan=tl.PropagateNan.ALL)
     scale = amax * 0.002232142857142857
     scale = tl.where(scale < 1e-12, 1e-12, scale)
-    _store(a, scale, values_pointer + row * width + a_column, a_inside, is_converted)
+    is_exact: tl.constexpr = before == "nothing" or before == "swiglu"  # noqa: PLR1714
+    _store(a, scale, values_pointer + row * width + a_column, a_inside, is_exact, is_converted)
     if rest_columns:
-        _store(b, scale, values_pointer + row * width + b_column, b_inside, is_converted)
+        _store(b, scale, values_pointer + row * width + b_column, b_inside, is_exact, is_converted)
     tl.store(scales_pointer + row, scale)
 
 
-def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, activation="",
+def _launch(name, x, *, before, residual=None, weight=None, bias=None, segments=None, activation="",
             eps=0.0):  # fmt: skip
     num_rows = x.shape[0]
     width = x.shape[1] // 2 if before == "swiglu" else x.shape[1]
@@ -250,6 +259,7 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
     scales = x.new_empty((num_padded, 1), dtype=torch.float32)
     total = x.new_empty((num_rows, width)) if residual is not None else None
     tiles = row_tiles(width)
+    best = measured(name, width)
     quantize_kernel[(num_padded,)](
         x,
         residual if residual is not None else x,
@@ -275,7 +285,7 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
         is_converted=capability_of(x.device) >= _CONVERTS and not IS_INTERPRETED,
         main_columns=tiles.main,
         rest_columns=tiles.rest,
-        num_warps=tiles.num_warps,
+        num_warps=tiles.num_warps if best is None else best.warps,
         enable_fp_fusion=False,
     )
     values = values.view(DTYPE)
@@ -283,25 +293,29 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
 
 
 def fp8_quantize(x):
-    return _launch(x, before="nothing")
+    return _launch("fp8_quantize", x, before="nothing")
 
 
 def fp8_norm(x, weight, bias, eps, kind):
-    return _launch(x, before=kind, weight=weight, bias=bias, eps=eps)
+    return _launch("fp8_norm", x, before=kind, weight=weight, bias=bias, eps=eps)
 
 
 def fp8_add_norm(x, residual, weight, bias, eps, kind):
-    return _launch(x, before=kind, residual=residual, weight=weight, bias=bias, eps=eps)
+    return _launch(
+        "fp8_add_norm", x, before=kind, residual=residual, weight=weight, bias=bias, eps=eps
+    )
 
 
 def fp8_modulate(x, scale, shift, segments, eps):
     scale, shift = (t if t.stride(1) == 1 else t.contiguous() for t in (scale, shift))
-    return _launch(x, before="modulate", weight=scale, bias=shift, segments=segments, eps=eps)
+    return _launch(
+        "fp8_modulate", x, before="modulate", weight=scale, bias=shift, segments=segments, eps=eps
+    )
 
 
 def fp8_gelu(x, bias, activation):
-    return _launch(x, before="gelu", bias=bias, activation=activation)
+    return _launch("fp8_gelu", x, before="gelu", bias=bias, activation=activation)
 
 
 def fp8_swiglu(packed, bias, activation):
-    return _launch(packed, before="swiglu", bias=bias, activation=activation)
+    return _launch("fp8_swiglu", packed, before="swiglu", bias=bias, activation=activation)

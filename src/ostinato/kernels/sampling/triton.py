@@ -29,11 +29,8 @@ from ostinato.kernels.sampling.threshold import (
     search_kernel,
     weigh_kernel,
 )
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import log
-
-PART = 4096
-"""Tokens of a program."""
-PART_WARPS = 8
 
 
 @triton.jit
@@ -133,7 +130,8 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     filters = [x.contiguous() for x in (temperature, top_k, top_p)]
     min_p, *stream = (x.contiguous() for x in (min_p, seeds, positions))
-    columns = min(PART, power_of_two(vocabulary))
+    _, most, warps = tile("sample", vocabulary)
+    columns = min(most, power_of_two(vocabulary))
     parts = triton.cdiv(vocabulary, columns)
     out = logits.new_empty((rows,), dtype=torch.int64)
     largest, best = logits.new_empty((2, rows, parts), dtype=torch.float32).unbind()
@@ -145,7 +143,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     size = {"vocabulary": vocabulary, "parts": parts}
     all_parts = size | {"part_columns": power_of_two(parts)}
     part = {"logits_stride": logits.stride(0), "columns": columns}
-    how = {"num_warps": PART_WARPS, "enable_fp_fusion": False}
+    how = {"num_warps": warps, "enable_fp_fusion": False}
     one = {"num_warps": 1, "enable_fp_fusion": False}
     grid = (parts, rows)
     survey_kernel[grid](
