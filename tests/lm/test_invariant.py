@@ -5,12 +5,11 @@ The mutations at the end take one protection away each, and the same comparison 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,13 +18,14 @@ from hypothesis import strategies as st
 from ostinato.errors import ConfigError, DeviceError
 from ostinato.kernels.gate import Numerics
 from ostinato.lm.build import EngineSizes, build_engine, invariant_sizes
-from ostinato.lm.contract import Media, Prompt, SamplingParams, Span
+from ostinato.lm.contract import Prompt
 from ostinato.lm.decode import Decode
 from ostinato.lm.engine import Engine
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.scheduler import Scheduler
 from ostinato.recording.config import GraphConfig
-from tests.lm.engines import OFF, Reply, ask, tiny
+from tests.lm.engines import OFF, ask, tiny
+from tests.lm.mixes import PARAMS, Answer, Mix, answer, encoder, fresh, shown, words
 
 CHUNK = 16
 SIZES: dict[str, Any] = {
@@ -35,18 +35,7 @@ SIZES: dict[str, Any] = {
     "max_length": 96,
     "prefill_rungs": (4, 8, CHUNK),
 }
-PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=5, logprobs=3, ignore_eos=True)
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def words(count: int, seed: int) -> list[int]:
-    return [(31 * seed + 7 * i + i * i) % 256 for i in range(count)]
-
-
-def shown(ids: Sequence[int], *places: tuple[int, int, int]) -> Prompt:
-    """``places``: (start, rows, which image)."""
-    spans = tuple(Span(at, n, Media(bytes([which]), n, which)) for at, n, which in places)
-    return replace(Prompt.of_text(list(ids)), spans=spans)
 
 
 @cache
@@ -62,16 +51,6 @@ def prompts() -> tuple[Prompt, ...]:
         shown(start + words(30, 5), (10, 9, 2)),
         shown(start + words(12, 6), (10, 9, 1), (34, 6, 3)),
     )
-
-
-def encoder(model: Qwen) -> Callable[[Sequence[Media]], None]:
-    def encode(media: Sequence[Media]) -> None:
-        for item in media:
-            generator = torch.Generator().manual_seed(int(item.source))
-            rows = torch.randn(item.num_rows, 4 * model.config.width, generator=generator)
-            item.rows = rows.to(model.table.dtype)
-
-    return encode
 
 
 def make(
@@ -91,19 +70,6 @@ def make(
     return engine
 
 
-Answer = tuple[list[int], bytes]
-
-
-def answer(reply: Reply) -> Answer:
-    """Tokens, and the bytes of every log-probability with its alternatives."""
-    found: list[float] = []
-    for delta in reply.wait().deltas:
-        assert delta.error is None
-        for one in delta.logprobs or ():
-            found += [one.logprob, *(value for top in one.top for value in top)]
-    return reply.token_ids, np.array(found).tobytes()
-
-
 def alone(model: Qwen, numerics: Numerics = "invariant") -> list[Answer]:
     """Each prompt in an engine that has seen nothing else."""
     found = []
@@ -112,12 +78,6 @@ def alone(model: Qwen, numerics: Numerics = "invariant") -> list[Answer]:
         found.append(answer(ask(engine, fresh(prompt), PARAMS)[0]))
         engine.close()
     return found
-
-
-def fresh(prompt: Prompt) -> Prompt:
-    """The same request with media that nobody has encoded."""
-    spans = tuple(replace(s, media=replace(s.media, rows=None)) for s in prompt.spans)
-    return replace(prompt, spans=spans)
 
 
 @dataclass
@@ -130,38 +90,6 @@ class Case:
 def case(request: Any) -> Case:
     model = tiny().to(request.param)
     return Case(model, alone(model))
-
-
-class Mix:
-    """Requests that join and leave: the n-th joins when the one before has said so many pieces."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.answers: list[tuple[int, Answer]] = []
-        self.num_cached = self.num_preempted = 0
-
-    def play(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """``plan``: (prompt, pieces to wait for, pieces after which it is left or 0)."""
-        going = []
-        before: Reply | None = None
-        for which, wait_for, leave_after in plan:
-            if before is not None:
-                until(before, wait_for)
-            before, ticket = ask(self._engine, fresh(prompts()[which]), PARAMS)
-            if leave_after:
-                until(before, leave_after)
-                ticket.cancel()
-            going.append((which, leave_after, before, ticket))
-        for which, leave_after, reply, ticket in going:
-            reply.wait()
-            self.num_cached += ticket.cached_tokens
-            if not leave_after:
-                self.answers.append((which, answer(reply)))
-
-
-def until(reply: Reply, pieces: int) -> None:
-    while len(reply.deltas) < pieces and not reply.done.wait(0.001):
-        pass
 
 
 PLANS = st.lists(
@@ -188,36 +116,37 @@ def engine(request: Any, case: Case) -> Iterator[Engine]:
 def test_any_mix_gives_every_request_its_own_bytes(
     case: Case, engine: Engine, plan: list[tuple[int, int, int]]
 ) -> None:
-    mix = Mix(engine)
+    mix = Mix(engine, prompts())
     mix.play(plan)
-    assert different(mix, case.alone) == []
+    assert mix.different(case.alone) == []
+
+
+TWICE = [(i % 7, 0, 0) for i in range(14)]
+"""All prompts at once: batches, hits, and with few pages preemption."""
 
 
 def mixed(model: Qwen, numerics: Numerics = "invariant", num_pages: int = 40) -> Mix:
-    """All prompts twice over, at once: batches, hits, and with few pages preemption."""
     engine = make(model, numerics, num_pages=num_pages)
-    mix = Mix(engine)
-    mix.play([(i % 7, 0, 0) for i in range(14)])
-    mix.num_preempted = engine.stats().num_preempted
+    mix = Mix(engine, prompts())
+    mix.play(TWICE)
     engine.close()
     return mix
 
 
-def different(mix: Mix, expected: list[Answer]) -> list[int]:
-    return [which for which, got in mix.answers if got != expected[which]]
-
-
 def test_preemption_and_prefix_hits_change_no_byte(case: Case) -> None:
-    mix = mixed(case.model, num_pages=26)
-    assert different(mix, case.alone) == []
-    assert mix.num_preempted > 0
+    engine = make(case.model, num_pages=26)
+    mix = Mix(engine, prompts())
+    mix.play(TWICE)
+    assert mix.different(case.alone) == []
+    assert engine.stats().num_preempted > 0
+    engine.close()
     assert mix.num_cached >= 4 * CHUNK
     assert mix.num_cached % CHUNK == 0
 
 
 def test_fast_numerics_are_not_invariant() -> None:
     model = tiny()
-    assert different(mixed(model, "fast"), alone(model, "fast"))
+    assert mixed(model, "fast").different(alone(model, "fast"))
 
 
 def two_decode_rungs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +209,7 @@ def test_each_protection_is_needed(
     model = tiny()
     expected = alone(model)
     mutate(monkeypatch)
-    assert different(mixed(model, num_pages=num_pages), expected)
+    assert mixed(model, num_pages=num_pages).different(expected)
 
 
 def test_rows_that_depend_on_their_place_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
