@@ -35,7 +35,8 @@ class Operator:
     changed in place. ``examples`` replaces the general adversarial inputs where integer arguments
     or value ranges must fit together. ``options`` are the compile options of the kernel.
     ``is_row_invariant`` promises that a row's result depends neither on other rows nor their
-    number. ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
+    number; products by a library do on their number, which who wants invariant answers fixes.
+    ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
     squares that fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False``
     trusts a right kernel without timing: the reference is dense and may not fit in memory, or the
     variant was chosen by its time already.

@@ -6,7 +6,7 @@ The first page of a cache belongs to nobody: warm-up and gate write there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -84,6 +84,19 @@ class EngineSizes:
         return Ladder.geometric(bottom=bottom, top=self.max_chunk, ratio=1.5, multiple=16)
 
 
+def invariant_sizes(sizes: EngineSizes) -> EngineSizes:
+    """One decode rung, and prompts cut at multiples of ``max_chunk``, a chunk to a step.
+
+    A chunk runs on the smallest rung that holds it, which its own place in its prompt decides.
+    """
+    if sizes.max_chunk % sizes.page_size:
+        raise ConfigError(
+            f"max_chunk is {sizes.max_chunk}; expected a multiple of page_size, {sizes.page_size}, "
+            "for numerics 'invariant'"
+        )
+    return replace(sizes, decode_rungs=(sizes.max_batch,), max_chunks=1)
+
+
 def page_bytes(config: LmConfig, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page in all layers, keys and values."""
     return (
@@ -122,8 +135,12 @@ def build_engine(
     """An engine that has not started. ``num_levels``: DeepStack levels of a row of media.
 
     With ``warm_up`` every rung is recorded now; without, every step is direct. ``progress`` is
-    told what is being recorded.
+    told what is being recorded. ``numerics="invariant"`` works with ``invariant_sizes``, and
+    raises ``DeviceError`` where equal rows of a decode get different bytes.
     """
+    is_invariant = numerics == "invariant"
+    if is_invariant:
+        sizes = invariant_sizes(sizes)
     cache = make_cache(model.config, sizes.num_pages, sizes.page_size, model.table)
     prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
     if warm_up:
@@ -132,12 +149,16 @@ def build_engine(
             prefill.record()
             progress("decode")
             decode.record()
+    if is_invariant:
+        with torch.inference_mode():
+            decode.check_rows()
     scheduler = Scheduler(
         PagePool(sizes.num_pages, first=SCRATCH_PAGES),
         page_size=sizes.page_size,
         max_batch=sizes.max_batch,
         max_tokens=sizes.max_chunk,
         max_chunks=sizes.max_chunks,
+        is_invariant=is_invariant,
     )
     return Engine(
         scheduler,
@@ -164,6 +185,8 @@ def largest_recordings_bytes(
     """
     if graph.mode == "off":
         return 0
+    if numerics == "invariant":
+        sizes = invariant_sizes(sizes)
     budget = shared_runner(model.table.device, graph).budget
     before = budget.held()
     cache = make_cache(model.config, 0, sizes.page_size, model.table)

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from ostinato.errors import ConfigError
@@ -233,6 +234,16 @@ class Packer:
             groups.append(list(range(begins[end], end)))
             end = begins[end]
         return groups[::-1]
+
+
+class OneByOne(Packer):
+    """Each item has a call to itself, on the first rung that holds it, in the caller's order."""
+
+    def __init__(self, rungs: Sequence[Rung]) -> None:
+        super().__init__(rungs, lambda load: inf)
+
+    def pack(self, items: Sequence[Load]) -> Packing:
+        return Packing(tuple(self._call([place], [load]) for place, load in enumerate(items)))
 
 
 def _total(loads: Iterable[Load]) -> Load:

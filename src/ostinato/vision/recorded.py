@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, using_numerics
@@ -30,7 +31,7 @@ from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
 from ostinato.vision.layout import Layouts
-from ostinato.vision.packing import Load, Packer
+from ostinato.vision.packing import Load, OneByOne, Packer
 from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
 from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
@@ -51,7 +52,9 @@ HOST_LAYOUT_BYTES = 64 << 20
 class RecordedTower:
     """Serves layouts by rung or directly, from any thread. ``rungs``: the ladder, largest first.
 
-    ``numerics`` says which operators may run fused, in recordings and direct calls alike.
+    ``numerics`` says which operators may run fused, in recordings and direct calls alike. With
+    ``"invariant"`` each item has a call to itself, padded to the smallest rung that holds it,
+    whatever is recorded.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class RecordedTower:
         numerics: Numerics = "fast",
     ) -> None:
         self._numerics: Numerics = numerics
+        self._is_invariant = numerics == "invariant"
         self.tower = tower
         self.layouts = Layouts(tower.config)
         self.device = runner.device
@@ -81,7 +85,10 @@ class RecordedTower:
         # every recording is a rung here, an exact one too: packing has chosen before a call
         one_by_one = config if config.mode == "off" else replace(config, mode="ladder")
         self._served = runner.serve(self._region(), one_by_one)
-        self._demand = Demand(tower.config, config, rungs)
+        # an exact recording would take a size over once it is there: a matter of time
+        is_ladder = self._is_invariant and config.mode == "auto"
+        grown = replace(config, mode="ladder") if is_ladder else config
+        self._demand = Demand(tower.config, grown, rungs)
         self._lock = threading.Lock()
         self._is_closed = False
         self._plan = self._new_plan()
@@ -134,7 +141,7 @@ class RecordedTower:
 
     def _run(self, patches: torch.Tensor, call: Prepared) -> tuple[EncoderOutput, Route]:
         result: EncoderOutput
-        direct = self._direct(patches, call.layout)
+        direct = self._stand_in(patches, call)
         if call.padded is None or call.rung is None:
             result = self._served.call_directly(call.why_direct, direct)
             return result, Route("direct", call.why_direct)
@@ -162,6 +169,23 @@ class RecordedTower:
         if layout.size.num_patches > self._axis.top:
             return "larger than the largest rung"
         return "nothing recorded is faster" if self._plan[1] else "not recorded yet"
+
+    def _stand_in(self, patches: torch.Tensor, call: Prepared) -> Callable[[], EncoderOutput]:
+        """The direct call in a recording's place: unpadded, or invariant and so its equal."""
+        rung, size = call.rung, call.layout.size
+        if not self._is_invariant or call.padded is None or rung is None:
+            return self._direct(patches, call.layout)
+        tail = rung.num_patches - size.num_patches
+        padded = self._direct(
+            F.pad(patches, (0, 0, 0, tail)), self.layouts.padded(call.layout, rung)
+        )
+        tokens = size.num_patches // self.tower.config.merge_unit
+
+        def stand_in() -> EncoderOutput:
+            main, levels = padded()
+            return EncoderOutput(main[:tokens], tuple(level[:tokens] for level in levels))
+
+        return stand_in
 
     def _direct(self, patches: torch.Tensor, layout: Layout) -> Callable[[], EncoderOutput]:
         """A direct call without padding: its layout is uploaded to fresh memory."""
@@ -297,6 +321,9 @@ class RecordedTower:
 
     def _new_plan(self) -> tuple[Packer, tuple[Entry, ...]]:
         self._entries = {rung: e for rung, e in self._entries.items() if e.is_alive}
+        if self._is_invariant:
+            ladder = [self.timed(rung, None) for rung in self._rungs]
+            return OneByOne(ladder), tuple(self._entries.values())
         timed = [self.timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
         return Packer(timed, self._direct_us), tuple(self._entries.values())
 

@@ -39,6 +39,9 @@ CPU_LENGTH = 2048
 CPU_SEQUENCES = 4
 CPU_RUNGS = (32, 128)
 CPU_PATCHES = 256
+CHUNK = 2048
+INVARIANT_CHUNK = 512
+"""Prompts are cut at its multiples, and share their beginnings in such units."""
 
 
 def load_chat(
@@ -71,11 +74,12 @@ def load_chat(
     sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
     most what the checkpoint allows; ``top_patches``: of the largest recorded encoder call.
     ``warm_up``: record every rung now (else all is direct). ``progress`` is told what is being
-    recorded.
+    recorded. ``numerics="invariant"``: a request's tokens and log-probabilities are bit-exact
+    whatever else is served; it costs joint prefill and smaller decode rungs.
     Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
-    if numerics not in ("fast", "reference"):
-        raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
+    if numerics not in ("fast", "reference", "invariant"):
+        raise ConfigError(f"numerics is {numerics!r}; expected fast, reference or invariant")
     if not 0.0 < mem_fraction_static < 1.0:
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
@@ -105,6 +109,7 @@ def load_chat(
         )
         num_levels = len(vision.deepstack_blocks)
         is_cpu = where.type == "cpu"
+        chunk = INVARIANT_CHUNK if numerics == "invariant" else CHUNK
         most = decoder.config.max_positions
         longest = min(max_length or (CPU_LENGTH if is_cpu else most), most)
         fewest = -(-longest // page_size)
@@ -113,7 +118,7 @@ def load_chat(
             max_length=min(longest, (num_pages or fewest) * page_size),
             page_size=page_size,
             max_batch=max_batch or (decode_rungs or ((8,) if is_cpu else (32,)))[-1],
-            max_chunk=max_chunk or (prefill_rungs or (CPU_RUNGS if is_cpu else (2048,)))[-1],
+            max_chunk=max_chunk or (prefill_rungs or (CPU_RUNGS if is_cpu else (chunk,)))[-1],
             max_chunks=2 if is_cpu else 4,
             max_waiting=max_waiting,
             decode_rungs=decode_rungs,

@@ -63,6 +63,7 @@ def _register(name: str, schema: str, fake: Any, *rows: str) -> Any:
         tolerance=getattr(reference, f"{name}_tolerance"),
         rows=rows,
         largest=_LARGEST,
+        is_row_invariant=True,
         is_timed=False,
         resolve=partial(_choose, name),
     )

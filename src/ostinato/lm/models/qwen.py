@@ -24,6 +24,10 @@ from ostinato.weights.stacked import Part, Parts
 
 Tables = tuple[Tensor, Tensor]
 
+SPLIT_KEYS = 128
+"""Keys are divided at its multiples where there are ``FEW_QUERIES``, which leave a GPU idle."""
+FEW_QUERIES = 64
+
 
 def rope_axes(config: LmConfig) -> Tensor:
     """(head_dim / 2,) int64: the axis (0 time, 1 row, 2 column) that each frequency turns with."""
@@ -75,6 +79,7 @@ class Attention(nn.Module):
             batch.kv_lengths,
             max_query_length=max_query_length,
             scale=config.head_dim**-0.5,
+            split_length=SPLIT_KEYS if max_query_length <= FEW_QUERIES else 0,
         )
         return mixed_THD.flatten(1)
 
