@@ -25,23 +25,28 @@ class CompiledPiece(nn.Module):
     Make it while the graph is being traced: the sizes that are symbols there stay symbols.
     """
 
-    def __init__(self, piece: fx.GraphModule) -> None:
+    def __init__(self, piece: nn.Module) -> None:
         from torch._inductor import standalone_compile
 
         super().__init__()
+        assert isinstance(piece, fx.GraphModule)
         inputs = [node for node in piece.graph.nodes if node.op == "placeholder"]
+        result = piece.graph.output_node()
+        self._is_single = isinstance(result.args[0], fx.Node)
+        if self._is_single:
+            result.args = (result.args,)
+            piece.recompile()
         examples = [node.meta["example_value"] for node in inputs]
-        self.compiled = standalone_compile(
-            piece, examples, dynamic_shapes="from_tracing_context"
-        )
+        self.compiled = standalone_compile(piece, examples, dynamic_shapes="from_tracing_context")
         self._is_tensor = [isinstance(example, Tensor) for example in examples]
         self._number = next(_numbers)
         _pieces[self._number] = self
 
-    def forward(self, *args: Any) -> tuple[Tensor, ...]:
+    def forward(self, *args: Any) -> Any:
         tensors = [arg for arg, is_one in zip(args, self._is_tensor, strict=True) if is_one]
         sizes = [arg for arg, is_one in zip(args, self._is_tensor, strict=True) if not is_one]
-        return tuple(torch.ops.ostinato.compiled_piece(self._number, tensors, sizes))
+        results = torch.ops.ostinato.compiled_piece(self._number, tensors, sizes)
+        return results[0] if self._is_single else tuple(results)
 
     def run(self, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
         """The compiled code itself. Results that are views of inputs are copied, as operators'

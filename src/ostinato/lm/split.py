@@ -68,9 +68,9 @@ def split_at_attention(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[str]
         part[node] = now + is_attention
         now += 2 * is_attention
         if is_attention:
-            part |= {view: part[node] for view in _views(node)}
-    split = split_module(graph, None, lambda node: part[node], keep_original_order=True)
-    names = {name: module for name, module in split.named_children()}
+            part |= dict.fromkeys(_views(node), part[node])
+    split = split_module(graph, graph, lambda node: part[node], keep_original_order=True)
+    names = dict(split.named_children())
     for module in names.values():
         assert isinstance(module, fx.GraphModule)
         for node in module.graph.nodes:

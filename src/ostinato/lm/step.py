@@ -92,6 +92,7 @@ class RecordedStep:
         graph: GraphConfig,
         *,
         numerics: Numerics = "fast",
+        is_breakable: bool = False,
     ) -> None:
         self._name = name
         self._step = step
@@ -99,6 +100,7 @@ class RecordedStep:
         self._runner = runner if graph.mode != "off" else None
         self._config = replace(graph, mode="exact", min_hits=NEVER_ON_THE_PATH)
         self._numerics: Numerics = numerics
+        self._is_breakable = is_breakable
         self._counters = Counters()
         self._rungs: dict[tuple[int, int, bool], Served] = {}
 
@@ -136,6 +138,7 @@ class RecordedStep:
             gate_inputs=[(given, how)],
             is_private=True,
             is_timed=False,
+            is_breakable=self._is_breakable,
         )
         served = self._runner.serve(region, self._config, self._counters)
         try:

@@ -9,20 +9,21 @@ so that nothing is traced again; a trace that does not hold for every size is re
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ostinato.errors import RecordingRefused
+from ostinato.lm.backends import Compiler
 from ostinato.lm.compiled import CompiledPiece
 from ostinato.lm.contract import Batch
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.split import attend_marked, split_at_attention
 
-Compiler = Literal["eager", "inductor"]
 Sources = list[Callable[[list[Tensor]], Any]]
 """For each input of a graph: where it is found, given the arguments of a call."""
 EXAMPLE_TOKENS = 24
@@ -89,6 +90,7 @@ class Graph:
         def backend(graph: fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
             self.num_traces += 1
             split, pieces = split_at_attention(graph)
+            assert len(pieces) == model.config.num_layers + 1, pieces
             if compiler == "inductor":
                 for name in pieces:
                     setattr(split, name, CompiledPiece(split.get_submodule(name)))
@@ -138,10 +140,11 @@ def _example(model: Qwen, num_sequences: int, num_levels: int) -> list[Tensor]:
     return [rows[0], *batch, cache, *rows[1:]]
 
 
-def _trace(forward: types.FunctionType, backend: Any, given: list[Tensor]) -> None:
+def _trace(forward: Callable[..., Tensor], backend: Any, given: list[Tensor]) -> None:
     """Call ``forward`` once through ``backend``. A copy of its code is traced: compiled frames are
     kept with code, and another model's must not be found.
     """
+    assert isinstance(forward, types.FunctionType)
     own = types.FunctionType(
         forward.__code__.replace(co_name="decoder"),
         forward.__globals__,
@@ -176,6 +179,6 @@ def _source(
         return lambda given: given[0].shape[0]
     for i, tensor in enumerate(given):
         if tensor is arg:
-            return lambda given: given[i]
+            return operator.itemgetter(i)
     module, name = owners[id(arg)]
     return lambda given: getattr(module, name)

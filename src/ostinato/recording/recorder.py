@@ -94,7 +94,9 @@ class Recorder:
         before = ledger.check()
         try:
             recorded = pool.record(
-                lambda: results.store(order.invoke(inputs.tensors)), generators=made.generators
+                lambda: results.store(order.invoke(inputs.tensors)),
+                generators=made.generators,
+                is_breakable=region.is_breakable,
             )
         finally:
             made.restore()
