@@ -10,12 +10,15 @@ so that nothing is traced again; a trace that does not hold for every size is re
 from __future__ import annotations
 
 import operator
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from ostinato.errors import RecordingRefused
 from ostinato.lm.backends import Compiler
@@ -153,21 +156,33 @@ def _trace(forward: Callable[..., Tensor], backend: Any, given: list[Tensor]) ->
     try:
         with torch.inference_mode():
             torch.compile(own, fullgraph=True, backend=backend)(*given)
-    except torch._dynamo.exc.TorchDynamoException as error:
-        raise refusal_of(error) from error
+    except BackendCompilerFailed as error:
+        raise RecordingRefused(
+            f"a piece of the decoder was not compiled: {_first_line(error.inner_exception)}",
+            rule="compile",
+            fix="use --cuda-graph-tc-compiler eager",
+        ) from error
+    except (TorchDynamoException, ConstraintViolationError) as error:
+        raise RecordingRefused(
+            f"the decoder is not one graph for all numbers of tokens: {_first_line(error)}",
+            rule="trace",
+            location=_place_of(error),
+            fix="use --cuda-graph-backend-prefill full",
+        ) from error
 
 
-def refusal_of(error: Exception) -> RecordingRefused:
-    """A trace that breaks, or holds for one number of tokens only, with the place."""
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _place_of(error: Exception) -> str | None:
+    """The innermost line of the code that was traced, from the stack that the tracer reports."""
     stack = list(getattr(error, "real_stack", None) or ())
-    place = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else None
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return RecordingRefused(
-        "the decoder is not one graph for all numbers of tokens: " + " ".join(lines[:6]),
-        rule="trace",
-        location=place,
-        fix="use --cuda-graph-backend-prefill full",
-    )
+    if stack:
+        return f"{stack[-1].filename}:{stack[-1].lineno}"
+    told = str(error).partition("\n\n  - ")[0]
+    places = re.findall(r'File "(.+?)", line (\d+)', told)
+    return ":".join(places[-1]) if places else None
 
 
 def _source(
