@@ -1,4 +1,4 @@
-"""Prefill backends on the device: the same tokens, recorded as called directly; memory of pieces."""
+"""Prefill backends on the device: the same tokens, recorded as called directly, bounded."""
 
 from __future__ import annotations
 
