@@ -97,6 +97,7 @@ class Recorder:
                 lambda: results.store(order.invoke(inputs.tensors)),
                 generators=made.generators,
                 is_counted=not _is_known(order),
+                is_breakable=region.is_breakable,
             )
         finally:
             made.restore()

@@ -93,9 +93,16 @@ class TapeBackend:
             return body()
 
     def record(
-        self, body: Body, *, generators: Sequence[torch.Generator] = (), is_counted: bool = True
+        self,
+        body: Body,
+        *,
+        generators: Sequence[torch.Generator] = (),
+        is_counted: bool = True,
+        is_breakable: bool = False,
     ) -> Tape:
-        """Run the body once, keep its operators, and put back all that it changed."""
+        """Run the body once, keep its operators, and put back all that it changed. A tape breaks
+        by itself wherever it is asked to.
+        """
         undo, random = UndoLog(), RandomUndo(generators)
         recorder = TapeRecorder(undo, random)
         phase = activity.Activity(activity.Phase.RECORDING, recorder)

@@ -201,7 +201,7 @@ def paged_attention(
         tile_rows=tile_rows,
         tile_queries=tile_queries,
         tile_keys=tile_keys,
-        tiles_per_block=triton.cdiv(split_length, tile_keys),
+        tiles_per_block=ceil_div(split_length, tile_keys),
         precision="ieee" if is_wide else "tf32",
         num_warps=4,
         num_stages=1 if is_wide else 2,
