@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.errors import ConfigError
 from ostinato.kernels import linear as subject
 from ostinato.kernels.compare import first_difference
-from ostinato.kernels.gate import first_wrong_answer
+from ostinato.kernels.gate import Numerics, first_wrong_answer, using_numerics
 from ostinato.kernels.linear import reference, variants
 from ostinato.kernels.op import registered
 from tests.kernels.agreement import interprets_loops
@@ -185,3 +185,25 @@ def test_fake_tensors_and_opcheck() -> None:
     torch.library.opcheck(torch.ops.ostinato.linear.default, (x, weight, bias, "gelu_tanh", "auto"))
     args = (x, weight, None, floats(4, 8), None, 1e-6, "auto")
     torch.library.opcheck(torch.ops.ostinato.linear_add_rms_norm.default, args)
+
+
+@pytest.mark.parametrize("numerics", ["invariant", "reference"])
+def test_other_numerics_ask_no_clock_and_name_the_library(
+    numerics: Numerics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ostinato.kernels.linear import choice
+
+    def timed(device: object) -> None:
+        raise AssertionError("a choice by time")
+
+    monkeypatch.setattr(choice, "selector_of", timed)
+    monkeypatch.setattr(choice, "_num_processors", lambda device: 8)
+    x, weight, bias = (t.bfloat16() for t in operands(19, 512, 512))
+    normed = (x, weight, bias, x[:, :512], None, 1e-6, subject.AUTO)
+    with using_numerics(numerics):
+        assert choice.resolve("linear", (x, weight, bias, "", subject.AUTO)) is None
+        named = choice.resolve("linear_add_rms_norm", normed)
+        assert named is not None
+        assert named[-1] == variants.LIBRARY
+    with pytest.raises(AssertionError, match="by time"):
+        choice.resolve("linear_add_rms_norm", normed)

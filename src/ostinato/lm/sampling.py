@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ostinato.kernels.sampling import sample
 from ostinato.lm.contract import SamplingParams, TokenLogprob
+
+_ALIGNED_VALUES = 8
 
 
 class Choosing(NamedTuple):
@@ -104,13 +107,27 @@ def logprobs(
     if all(n is None for n in num_top):
         return [None] * len(num_top)
     most = max(n or 0 for n in num_top)
-    table = torch.log_softmax(logits[: len(token_ids)].float(), dim=-1)
+    wide = logits[: len(token_ids)].float()
+    # rows that begin at aligned addresses are summed alike, whichever they are
+    spare = -wide.shape[1] % _ALIGNED_VALUES
+    padded = F.pad(wide, (0, spare), value=-torch.inf) if spare else wide
+    table = torch.log_softmax(padded, dim=-1)
     chosen = torch.tensor(list(token_ids), device=table.device)[:, None]
     own: list[float] = table.gather(1, chosen)[:, 0].tolist()
-    values, ids = (t.tolist() for t in table.topk(max(most, 1), dim=-1))
+    best = _in_order(table).topk(max(most, 1), dim=-1).indices
+    values, ids = table.gather(1, best).tolist(), best.tolist()
     return [
         None
         if n is None
         else TokenLogprob(token, own[i], tuple(zip(ids[i][:n], values[i][:n], strict=True)))
         for i, (token, n) in enumerate(zip(token_ids, num_top, strict=True))
     ]
+
+
+def _in_order(table: Tensor) -> Tensor:
+    """Distinct int64 that order a row as its float32 values do, the smaller token first of equals:
+    which of equal values ``topk`` takes would depend on how many rows there are.
+    """
+    bits = table.view(torch.int32).long()
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    return (ordered << 32) - torch.arange(table.shape[1], device=table.device)

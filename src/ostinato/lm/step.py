@@ -7,7 +7,7 @@ does not depend on whether anything is recorded. Nothing is recorded while someb
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,11 +44,17 @@ class Inputs(NamedTuple):
 
 
 class Step:
-    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache only."""
+    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache only.
 
-    def __init__(self, model: LanguageModel, cache: Tensor) -> None:
+    ``forward``: the model's own unless it is called in another way, with the same arguments.
+    """
+
+    def __init__(
+        self, model: LanguageModel, cache: Tensor, forward: Callable[..., Tensor] | None = None
+    ) -> None:
         self.model = model
         self.cache = cache
+        self.forward = forward or model
 
     def run(
         self,
@@ -69,7 +75,7 @@ class Step:
             main, *levels = rows.split(x.shape[1], dim=1)
             x = torch.where(is_media, main, x)
             deepstack = tuple(torch.where(is_media, level, 0.0) for level in levels)
-        logits = self.model(
+        logits = self.forward(
             x, batch, self.cache, max_query_length=max_query_length, deepstack=deepstack
         )
         return choose(logits, by), logits
@@ -86,6 +92,7 @@ class RecordedStep:
         graph: GraphConfig,
         *,
         numerics: Numerics = "fast",
+        is_breakable: bool = False,
     ) -> None:
         self._name = name
         self._step = step
@@ -93,6 +100,7 @@ class RecordedStep:
         self._runner = runner if graph.mode != "off" else None
         self._config = replace(graph, mode="exact", min_hits=NEVER_ON_THE_PATH)
         self._numerics: Numerics = numerics
+        self._is_breakable = is_breakable
         self._counters = Counters()
         self._rungs: dict[tuple[int, int, bool], Served] = {}
 
@@ -130,6 +138,7 @@ class RecordedStep:
             gate_inputs=[(given, how)],
             is_private=True,
             is_timed=False,
+            is_breakable=self._is_breakable,
         )
         served = self._runner.serve(region, self._config, self._counters)
         try:

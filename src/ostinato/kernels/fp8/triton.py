@@ -17,7 +17,9 @@ import triton.language as tl
 from ostinato.kernels.card import capability_of
 from ostinato.kernels.fp8.reference import DTYPE, ROW_MULTIPLE
 from ostinato.kernels.fp8.tiles import row_tiles
+from ostinato.kernels.launch import quick
 from ostinato.kernels.modulate.triton import segment_of
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.swiglu.triton import gated
 from ostinato.kernels.tiles import measured
 from ostinato.kernels.triton_activations import activated_nearly
@@ -149,6 +151,7 @@ def _store(x, scale, pointers, is_inside, is_exact: tl.constexpr, is_converted: 
     tl.store(pointers, bits, mask=is_inside)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
     x_pointer,
@@ -251,7 +254,7 @@ def _launch(name, x, *, before, residual=None, weight=None, bias=None, segments=
             eps=0.0):  # fmt: skip
     num_rows = x.shape[0]
     width = x.shape[1] // 2 if before == "swiglu" else x.shape[1]
-    num_padded = triton.cdiv(num_rows, ROW_MULTIPLE) * ROW_MULTIPLE
+    num_padded = ceil_div(num_rows, ROW_MULTIPLE) * ROW_MULTIPLE
     values = x.new_empty((num_padded, width), dtype=torch.uint8)
     scales = x.new_empty((num_padded, 1), dtype=torch.float32)
     total = x.new_empty((num_rows, width)) if residual is not None else None

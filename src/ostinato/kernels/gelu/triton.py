@@ -12,7 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, part_row_tile
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activated, activated_nearly
 from ostinato.kernels.triton_math import rounded_pairs, through
@@ -26,6 +27,7 @@ def _by_name(x, pointer, activation: tl.constexpr, is_close: tl.constexpr):
         return activated(x, pointer, activation)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def gelu_kernel(
     x_pointer,
@@ -76,10 +78,10 @@ def _launch(name, x, bias, activation):
     is_flat = bias is None and x.is_contiguous()
     if is_flat:
         tile_rows, tile_columns, warps = tile(name, width)
-        grid = (triton.cdiv(num_rows * width, tile_columns), 1)
+        grid = (ceil_div(num_rows * width, tile_columns), 1)
     else:
         tile_rows, tile_columns, warps = part_row_tile(width)
-        grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+        grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     gelu_kernel[grid](
         x,
         bias if bias is not None else x,

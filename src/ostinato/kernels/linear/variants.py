@@ -8,6 +8,7 @@ operator's argument and its gate proves each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -45,6 +46,7 @@ class Tiling:
         return f"{self.rows}x{self.columns}x{self.splits}"
 
 
+@cache
 def parse(name: str) -> Tiling:
     """The tiling of a variant's name; ``ValueError`` for another name."""
     rows, columns, splits = (int(part) for part in name.split("x"))

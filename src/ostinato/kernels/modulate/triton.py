@@ -8,7 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.norm.triton import normalised
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through_pairs
 
@@ -37,6 +39,7 @@ def modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_
     return through_pairs(factor * normed, y_pointer) + shift.to(tl.float32)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def modulate_kernel(
     x_pointer,
@@ -69,7 +72,7 @@ def modulate(x, scale, shift, segments, eps):
     y = x.new_empty((num_rows, width))
     scale, shift = (t if t.stride(1) == 1 else t.contiguous() for t in (scale, shift))
     tile_rows, tile_columns, warps = tile("modulate", width)
-    modulate_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    modulate_kernel[(ceil_div(num_rows, tile_rows),)](
         x,
         scale,
         shift,

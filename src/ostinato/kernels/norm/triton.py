@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through, through_pairs
 
@@ -37,6 +39,7 @@ def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, ep
     return y
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x_pointer,
@@ -79,7 +82,7 @@ def _launch(x, residual, weight, bias, eps, *, is_rms, out=None):
     kind = "rms_norm" if is_rms else "layer_norm"
     name = kind if residual is None else f"add_{kind}"
     tile_rows, tile_columns, warps = tile(name, width)
-    norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    norm_kernel[(ceil_div(num_rows, tile_rows),)](
         x,
         residual if residual is not None else x,
         weight if weight is not None else x,

@@ -8,9 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens"])
 def paged_cache_write_kernel(
     key_pointer,
@@ -42,7 +45,7 @@ def paged_cache_write(key, value, key_cache, value_cache, slots):
     key, value = (x if x.stride()[1:] == (head_dim, 1) else x.contiguous() for x in (key, value))
     width = heads * head_dim
     tile_tokens, columns, warps = tile("paged_cache_write", width)
-    paged_cache_write_kernel[(triton.cdiv(tokens, tile_tokens),)](
+    paged_cache_write_kernel[(ceil_div(tokens, tile_tokens),)](
         key,
         value,
         key_cache,

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through_pairs
 
@@ -103,6 +104,7 @@ def _section(
     )
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens"])
 def rope_kernel(
     qkv_pointer,
@@ -186,9 +188,9 @@ def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, s
     half = head_dim // 2
     name = "rope" if eps is None else "norm_rope"
     tile_tokens, tile_heads, warps = tile(name, head_dim, heads)
-    blocks = triton.cdiv(heads, tile_heads) + 2 * triton.cdiv(kv_heads, tile_heads)
+    blocks = ceil_div(heads, tile_heads) + 2 * ceil_div(kv_heads, tile_heads)
     promoted = torch.promote_types(qkv.dtype, cos.dtype)
-    rope_kernel[(triton.cdiv(tokens, tile_tokens), blocks)](
+    rope_kernel[(ceil_div(tokens, tile_tokens), blocks)](
         qkv,
         cos if cos.stride(1) == 1 else cos.contiguous(),
         sin if sin.stride(1) == 1 else sin.contiguous(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.triton_math import divide, exp, is_nan
 
 BINS = 1024
@@ -100,6 +101,7 @@ def _crossed_bin(weights_pointer, row, top_k, top_p, vocabulary: tl.constexpr,
     return crossed, above, needed
 
 
+@quick
 @triton.jit
 def weigh_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_pointer, largest_pointer,
                  weights_pointer, logits_stride: tl.constexpr, vocabulary: tl.constexpr,
@@ -121,6 +123,7 @@ def weigh_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_point
     tl.atomic_add(weights_pointer + row * bins + place, weight, mask=weight > 0, sem="relaxed")
 
 
+@quick
 @triton.jit
 def collect_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_pointer,
                    largest_pointer, weights_pointer, list_pointer, length_pointer,
@@ -192,6 +195,7 @@ def _threshold(list_pointer, length, floor, largest, above, needed, counts_mass:
     return tl.where(is_nan(bound), float("-inf"), bound)
 
 
+@quick
 @triton.jit
 def search_kernel(temperature_pointer, top_k_pointer, top_p_pointer, largest_pointer,
                   weights_pointer, list_pointer, length_pointer, threshold_pointer,

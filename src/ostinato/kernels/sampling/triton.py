@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import power_of_two
 from ostinato.kernels.sampling.threshold import (
     BINS,
@@ -59,6 +60,7 @@ def _store_best(x, is_kept, is_greedy, token, row, seeds_pointer, positions_poin
     tl.store(token_pointer + part, first)
 
 
+@quick
 @triton.jit
 def survey_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_pointer, min_p_pointer,
                   seeds_pointer, positions_pointer, largest_pointer, best_pointer, token_pointer,
@@ -84,6 +86,7 @@ def survey_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_poin
             tl.store(length_pointer + row, 0)
 
 
+@quick
 @triton.jit
 def choose_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_pointer, min_p_pointer,
                   seeds_pointer, positions_pointer, largest_pointer, threshold_pointer,
@@ -108,6 +111,7 @@ def choose_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_poin
                 best_pointer, token_pointer, vocabulary, parts)  # fmt: skip
 
 
+@quick
 @triton.jit
 def finish_kernel(best_pointer, token_pointer, out_pointer, vocabulary: tl.constexpr,
                   parts: tl.constexpr, part_columns: tl.constexpr):  # fmt: skip

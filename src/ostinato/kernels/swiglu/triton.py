@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activated
 from ostinato.kernels.triton_math import through_pairs
@@ -28,6 +30,7 @@ def gated(packed_row, bias_pointer, column, is_inside, width: tl.constexpr,
     return through_pairs(activated(gate, y_pointer, activation), y_pointer) * value
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def swiglu_kernel(
     packed_pointer,
@@ -53,7 +56,7 @@ def swiglu(packed, bias, activation):
     num_rows, width = packed.shape[0], packed.shape[1] // 2
     y = packed.new_empty((num_rows, width))
     tile_rows, tile_columns, warps = tile("swiglu", width)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     swiglu_kernel[grid](
         packed,
         bias if bias is not None else packed,
