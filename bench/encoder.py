@@ -2,8 +2,9 @@
 
 Published sizes, random bf16 weights shared by ours and transformers. A call goes from patches on
 the device to results of its own: layout, upload, replay, copies. Wall time with the device idle at
-the start, medians, all variants in turns. Sum of kernels: ours, called directly, by torch's
-profiler. Then ours against its direct call (recording off) at 40 sizes.
+the start, medians, all variants in turns. Then ours against its direct call (recording off) at 40
+sizes. Last, by torch's profiler (which leaves later launches slower), the sum of the kernels' time
+in our recorded calls.
 
     python -m bench.encoder [--family qwen3_vl|qwen2_5_vl] [--depth N] [--out FILE] [--dry]
 """
@@ -11,8 +12,6 @@ profiler. Then ours against its direct call (recording off) at 40 sizes.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -192,44 +191,17 @@ class Bench:
         return call
 
 
-def kernels_of_cases(setting: Setting, cases: dict[str, list[Grid]]) -> dict[str, Any]:
-    """The sum of our kernels' time in a direct call of each case."""
-    off = GraphConfig(mode="off")
-    rungs = tower_rungs(setting.config)[:1]
-    direct, _ = make_encoder(setting, Runner.on(setting.device), rungs, off)
-    found = {}
-    for name, grids in cases.items():
-        x = patches_for(setting, grids)
-        found[name] = kernels_ms(lambda x=x, g=grids: direct.encode_patches(x, g), x.device)
-    return found
-
-
-def kernels_apart(options: argparse.Namespace) -> dict[str, Any]:
-    """The same in a process of its own, for where the profiler sees nothing after recordings."""
-    command = [sys.executable, "-m", "bench.encoder", "--kernels", "--family", options.family]
-    command += ["--depth", str(options.depth)] if options.depth else []
-    command += ["--dry"] if options.dry else []
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-400:])
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def with_kernels(
-    rows: list[dict[str, Any]], bench: Bench, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """The cases, each with the sum of its kernels' time beside it."""
-    try:
-        found = kernels_of_cases(bench.setting, bench.cases)
-        is_complete = all(row["num_kernels"] for row in found.values())
-    except Exception as error:
-        print(f"profiling here failed: {error!r}", flush=True)
-        is_complete = False
-    if not is_complete:
-        found = kernels_apart(options)
+def with_kernels(rows: list[dict[str, Any]], bench: Bench) -> list[dict[str, Any]]:
+    """The cases, each with the sum of its kernels' time beside it: of recorded calls one after the
+    other, so that the card runs at the clock of such calls, and of one direct call.
+    """
+    device = bench.setting.device
     for row in rows:
-        row |= found[row["case"]]
+        grids = bench.cases[row["case"]]
+        x = patches_for(bench.setting, grids)
+        row |= kernels_ms(lambda x=x, g=grids: bench.encoder.encode_patches(x, g), device, 7)
+        direct = kernels_ms(lambda x=x, g=grids: bench.direct.encode_patches(x, g), device)
+        row |= {"direct_kernels_ms": direct["kernels_ms"]}
         if row["kernels_ms"]:
             row["ratio_to_kernels"] = round(row["ours_ms"] / row["kernels_ms"], 4)
     return rows
@@ -262,14 +234,6 @@ def bare_replay_ms(
     return {"bare_replay_ms": round(sorted(times)[3], 4)}
 
 
-def print_kernels(options: argparse.Namespace) -> int:
-    with torch.inference_mode():
-        setting = set_up(options.family, options.depth, is_dry=options.dry)
-        cases = {n: [grid_of(setting.config, i) for i in items] for n, items in CASES.items()}
-        print(json.dumps(kernels_of_cases(setting, cases)))
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", choices=("qwen3_vl", "qwen2_5_vl"), default="qwen3_vl")
@@ -277,10 +241,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--out", default=None)
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
-    parser.add_argument("--kernels", action="store_true", help="only the sums of kernels' time")
     options = parser.parse_args()
-    if options.kernels:
-        return print_kernels(options)
     report = Report(f"encoder-{options.family}" + ("-dry" if options.dry else ""), options.out)
     top, num_rungs = (256, 3) if options.dry else (16_384, NUM_RUNGS)
     with torch.inference_mode():
@@ -300,7 +261,7 @@ def main() -> int:
         report.section("cases", lambda: bench.peer_cases(2 if options.dry else options.repeats))
         report.section("sweep", lambda: bench.sweep_rows(few))
         if "cases" in report.rows:
-            report.section("cases", lambda: with_kernels(report.rows["cases"], bench, options))
+            report.section("cases", lambda: with_kernels(report.rows["cases"], bench))
     return report.finish()
 
 

@@ -30,6 +30,7 @@ from ostinato.kernels.rope import rope
 from ostinato.kernels.segment_attention import segment_attention
 from ostinato.recording import cuda, cuda_census, ledger, recorder
 from ostinato.recording.cache import Generation
+from ostinato.recording.cuda_capture import Capture
 from ostinato.recording.examination import Examination
 from ostinato.recording.runner import Runner
 from ostinato.vision.encoder import Encoder
@@ -183,7 +184,7 @@ STEPS = {
 }
 CUDA_STEPS = {
     "count": (cuda.CudaPool, "_count"),
-    "capture": (cuda._Capture, "run"),
+    "capture": (Capture, "run"),
     "instantiate": (torch.cuda.CUDAGraph, "instantiate"),
     "census": (cuda_census, "of_graph"),
 }

@@ -154,8 +154,10 @@ def medians_ms(
     return found
 
 
-def kernels_ms(call: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Sum of the GPU time of every kernel of one call, and how many there were."""
+def kernels_ms(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> dict[str, float]:
+    """Sum of the GPU time of every kernel of one call, and how many there were; the mean of
+    ``repeats`` calls, each waited for.
+    """
     if device.type != "cuda":
         return {"kernels_ms": 0.0, "num_kernels": 0, "copies_ms": 0.0}
     from torch.profiler import ProfilerActivity, profile
@@ -163,14 +165,15 @@ def kernels_ms(call: Callable[[], Any], device: torch.device) -> dict[str, float
     call()
     synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        call()
-        synchronize(device)
+        for _ in range(repeats):
+            call()
+            synchronize(device)
     events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     copies = [e for e in events if e.name.startswith(("Memcpy", "Memset"))]
     total = sum(e.time_range.elapsed_us() for e in events)
     copied = sum(e.time_range.elapsed_us() for e in copies)
     return {
-        "kernels_ms": round((total - copied) / 1e3, 4),
-        "num_kernels": len(events) - len(copies),
-        "copies_ms": round(copied / 1e3, 4),
+        "kernels_ms": round((total - copied) / 1e3 / repeats, 4),
+        "num_kernels": (len(events) - len(copies)) // repeats,
+        "copies_ms": round(copied / 1e3 / repeats, 4),
     }

@@ -92,6 +92,7 @@ def test_breakable_prefill_is_the_direct_one(
     check("breakable", name, model, backends)
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own
 def test_inductor_is_close_to_direct_calls_within_1e_4() -> None:
     """Relative to the largest logit, float32; what is recorded is its own direct call."""
     model, levels = load_decoder("tiny-qwen2.5-vl", device=torch.device("cuda", 0)), 0
@@ -146,7 +147,10 @@ def test_the_arguments_of_direct_calls_share_the_pools_memory(capture: str, runn
         entry = served.record((x,), {})
         assert entry is not None
         assert entry.recorded.num_pieces == num_layers + 1
-        assert same(served.call((x,), {}), x + num_layers)
+        expected = x
+        for _ in range(num_layers):
+            expected = expected + 1
+        assert same(served.call((x,), {}), expected)
         held.append(sum(generation.pool.bytes_held() for generation in runner.cache))
         served.close()
     assert held[1] <= held[0] + 4 * x.numel() * x.element_size(), "not two for each layer"
@@ -168,5 +172,5 @@ def test_a_capture_that_fails_between_pieces_leaves_the_next_one_well(
         served.record((x,), {})
     well = runner.serve(layered(3), GraphConfig(mode="exact"))
     assert well.record((x,), {}) is not None
-    assert same(well.call((x,), {}), x + 3)
+    assert same(well.call((x,), {}), x + 1 + 1 + 1)
     assert same(torch.rand(3, device=DEVICE).sign(), torch.ones(3, device=DEVICE))

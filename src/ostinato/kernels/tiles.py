@@ -22,8 +22,26 @@ class Tile(NamedTuple):
     warps: int
 
 
-BEST: dict[tuple[str, int], Tile] = {}
-"""Best of ``bench/kernels_tune.py`` by operator and width, where it is not the rule's guess."""
+BEST: dict[tuple[str, int], Tile] = {
+    ("add_rms_norm", 256): Tile(8, 256, 1),
+    ("fp8_gelu", 4304): Tile(1, 8192, 8),
+    ("fp8_modulate", 3072): Tile(1, 4096, 1),
+    ("gelu_erf", 4608): Tile(1, 4096, 4),
+    ("layer_norm", 256): Tile(8, 256, 1),
+    ("layer_norm", 1152): Tile(1, 2048, 1),
+    ("modulate", 1024): Tile(1, 1024, 1),
+    ("modulate", 3072): Tile(1, 4096, 4),
+    ("norm_rope", 72): Tile(1, 16, 2),
+    ("norm_rope", 80): Tile(1, 16, 2),
+    ("norm_rope", 128): Tile(1, 16, 2),
+    ("rms_norm", 1152): Tile(2, 2048, 2),
+    ("rope", 72): Tile(2, 16, 4),
+    ("sample", 151936): Tile(1, 4096, 16),
+    ("swiglu", 3420): Tile(1, 4096, 4),
+}
+"""Best of ``bench/kernels_tune.py`` on an H200 by operator and width, where it is not the rule's
+guess (16,384 rows; of two shapes that share a width, what is good for both).
+"""
 
 _WHOLE_ROWS = {"layer_norm", "add_layer_norm", "rms_norm", "add_rms_norm", "modulate"}
 _FLAT = {"gelu", "gelu_erf"}

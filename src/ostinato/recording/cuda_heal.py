@@ -8,6 +8,7 @@ docs/log.md).
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -26,7 +27,9 @@ def heal(
     after it.
     """
     try:
-        graph.capture_end()
+        with warnings.catch_warnings():  # that the graph is empty, where nothing had begun
+            warnings.simplefilter("ignore")
+            graph.capture_end()
     except RuntimeError:
         broken_graphs.append(graph)
         _leave_pool(pool_id)

@@ -24,8 +24,10 @@ from ostinato.recording.doctor_trace import branch, differences
 from ostinato.recording.frames import user_location
 from ostinato.recording.survey import survey
 
-_NO_STREAM = re.compile(r"dummy base class|torch\.cuda\.(Stream|Event) requires")
-"""What a build without CUDA says to ``torch.cuda.Stream()``."""
+_NO_STREAM = re.compile(
+    r"dummy base class|torch\.cuda\.(Stream|Event) requires|no NVIDIA driver|No CUDA GPUs"
+)
+"""What a build without CUDA, or a machine without a GPU, says to ``torch.cuda.Stream()``."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

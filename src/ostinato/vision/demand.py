@@ -31,6 +31,7 @@ class Demand:
         self._config = config
         self._rungs = sorted(rungs, key=lambda r: (r.num_patches, r.num_segments))
         self._sizes = [rung.num_patches for rung in self._rungs]
+        self._candidates: dict[Rung, tuple[tuple[Rung, int], ...]] = {}
         self._counts: dict[Rung, int] = {}
         self._attempts: dict[Rung, int] = {}
         self._pending: set[Rung] = set()
@@ -38,20 +39,31 @@ class Demand:
 
     def note(self, layout: Layout, find: Callable[[Rung], object | None]) -> list[Rung]:
         """Count a served layout; the rungs to record now. ``find``: a rung's recording, or None."""
-        wanted: list[tuple[Rung, int]] = []
-        mode, config = self._config.mode, self._config
-        if mode == "off":
+        candidates = self._candidates.get(layout.size)
+        if candidates is None:
+            candidates = self._candidates_for(layout)
+        wanted = [(rung, hits) for rung, hits in candidates if find(rung) is None]
+        if not wanted:
             return []
-        fitting = None if mode == "exact" else self._fitting(layout)
-        if fitting is not None and find(fitting) is None:
-            wanted.append((fitting, config.min_hits))
-        if mode != "ladder" and layout.size.num_patches <= self._sizes[-1]:
-            exact = exact_rung(self._tower, layout.size)
-            hits = config.min_hits if mode == "exact" else config.promote_hits
-            if exact != fitting and find(exact) is None:
-                wanted.append((exact, hits))
         with self._lock:
             return [rung for rung, hits in wanted if self._is_due(rung, hits)]
+
+    def _candidates_for(self, layout: Layout) -> tuple[tuple[Rung, int], ...]:
+        """What such a layout may be recorded by, each with the number of calls that it takes."""
+        found: list[tuple[Rung, int]] = []
+        mode, config = self._config.mode, self._config
+        fitting = self._fitting(layout) if mode in ("auto", "ladder") else None
+        if fitting is not None:
+            found.append((fitting, config.min_hits))
+        if mode in ("auto", "exact") and layout.size.num_patches <= self._sizes[-1]:
+            exact = exact_rung(self._tower, layout.size)
+            if exact != fitting:
+                found.append((exact, config.min_hits if mode == "exact" else config.promote_hits))
+        with self._lock:
+            if len(self._candidates) >= MAX_COUNTED:
+                self._candidates.clear()
+            self._candidates[layout.size] = tuple(found)
+        return tuple(found)
 
     def _fitting(self, layout: Layout) -> Rung | None:
         """The smallest rung of the ladder that holds the layout."""

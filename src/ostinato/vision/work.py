@@ -12,7 +12,7 @@ from torch import nn
 
 from ostinato.vision.contract import VisionConfig
 
-ATTENTION_COST = 1.5
+ATTENTION_COST = 1.0
 """Time of an operation in attention over that of one in a product, as measured on an H200 at head
 sizes of 72 and 80."""
 

@@ -174,7 +174,8 @@ def _threshold(list_pointer, length, floor, largest, above, needed, counts_mass:
     digit = tl.arange(0, _DIGITS)
     for _ in range(0, 8):
         weights = tl.zeros((_DIGITS,), tl.int64)
-        for begin in range(0, length, tile):
+        begin = 0
+        while begin < length:  # a range of a loaded number: not under each interpreter
             slot = begin + tl.arange(0, tile)
             is_listed = slot < length
             x = tl.load(list_pointer + slot, mask=is_listed, other=float("-inf"))
@@ -185,6 +186,7 @@ def _threshold(list_pointer, length, floor, largest, above, needed, counts_mass:
             weight = _mass(x, largest) if counts_mass else is_in.to(tl.int64)
             is_digit = is_in[None, :] & (own[None, :] == digit[:, None])
             weights += tl.sum(tl.where(is_digit, weight[None, :], 0), axis=1)
+            begin += tile
         reached = above + tl.sum(weights, axis=0) - tl.cumsum(weights, axis=0) + weights
         chosen = tl.maximum(tl.sum((reached >= needed).to(tl.int32), axis=0) - 1, 0)
         above += tl.sum(tl.where(digit > chosen, weights, 0), axis=0)
@@ -217,10 +219,12 @@ def search_kernel(temperature_pointer, top_k_pointer, top_p_pointer, largest_poi
         threshold = _threshold(list_pointer, length, threshold, largest, above, needed, False, tile)
         if top_p < 1.0:
             total = tl.zeros((tile,), tl.int64)
-            for begin in range(0, length, tile):
+            begin = 0
+            while begin < length:  # a range of a loaded number: not under each interpreter
                 slot = begin + tl.arange(0, tile)
                 x = tl.load(list_pointer + slot, mask=slot < length, other=float("-inf"))
                 total += tl.where((slot < length) & (x >= threshold), _mass(x, largest), 0)
+                begin += tile
             needed = _needed_mass(top_p, tl.sum(total, axis=0))
     if top_p < 1.0:
         floor = threshold
