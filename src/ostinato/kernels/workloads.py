@@ -235,8 +235,8 @@ def _samplings(make: _Maker) -> Calls:
         args = (logits, one.float() + 0.7, one + top_k, p, one.float(), one.long(), one.long())
         yield "sample", f"{batch} x 151936, k {top_k}, p {top_p}", args
         seen = make.integers(3, batch + 1, 151_936, dtype=torch.int32)
-        args = (logits, seen, one.long(), one.float() + 1.1, one.float(), one.float() + 0.5)
-        yield "penalise", f"{batch} x 151936", args
+        penalties = (one.float() + 1.1, one.float(), one.float() + 0.5)
+        yield "penalise", f"{batch} x 151936", (logits, seen, one.long(), *penalties)
 
 
 def _import_operators() -> None:

@@ -20,6 +20,7 @@ from ostinato.lm.kv_cache import PagePool
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.prefill import Prefill
 from ostinato.lm.scheduler import Scheduler
+from ostinato.lm.slots import Slots
 from ostinato.lm.step import RecordedStep, Step
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
@@ -125,7 +126,8 @@ def build_engine(
     told what is being recorded.
     """
     cache = make_cache(model.config, sizes.num_pages, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
+    slots = Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics)
     if warm_up:
         with torch.inference_mode():
             progress("prefill")
@@ -143,6 +145,7 @@ def build_engine(
         scheduler,
         prefill,
         decode,
+        slots,
         page_size=sizes.page_size,
         max_length=sizes.max_length,
         max_waiting=sizes.max_waiting,
@@ -159,20 +162,21 @@ def largest_recordings_bytes(
     num_levels: int,
     numerics: Numerics = "fast",
 ) -> int:
-    """Bytes of the largest prefill and decode recordings, made against a cache of scratch alone and
-    dropped again: what must stay free beside the cache. 0 where nothing is recorded.
+    """Bytes of the slots, and of the largest prefill and decode recordings, made against a cache of
+    scratch alone and dropped again: what must stay free beside the cache.
     """
+    slots = Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
     if graph.mode == "off":
-        return 0
+        return slots.num_bytes
     budget = shared_runner(model.table.device, graph).budget
     before = budget.held()
     cache = make_cache(model.config, 0, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics)
     try:
         with torch.inference_mode():
             prefill.record(largest_only=True)
             decode.record(largest_only=True)
-        return max(budget.held() - before, 0)
+        return slots.num_bytes + max(budget.held() - before, 0)
     finally:
         prefill.recorded.close()
         decode.recorded.close()
@@ -182,11 +186,12 @@ def _steps(
     model: Qwen,
     sizes: EngineSizes,
     cache: Tensor,
+    slots: Slots,
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics,
 ) -> tuple[Prefill, Decode]:
-    step, like = Step(model, cache), model.table
+    step, like = Step(model, cache, slots), model.table
     runner = None if graph.mode == "off" else shared_runner(like.device, graph)
     prefill = Prefill(
         RecordedStep("prefill", step, runner, graph, numerics=numerics),

@@ -1,4 +1,7 @@
-"""Decode: the newest token of each sequence, padded to a rung of the batch; a recording each."""
+"""Decode: the newest token of each sequence, padded to a rung of the batch; a recording each.
+
+A token that the step before has yet to choose is read from its slot on the device.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ostinato.lm.contract import Batch
-from ostinato.lm.sampling import choosing
+from ostinato.lm.sampling import TRIAL, choosing
 from ostinato.lm.scheduler import Chunk
 from ostinato.lm.step import Inputs, RecordedStep
 from ostinato.recording.ladder import Ladder
@@ -41,7 +44,7 @@ class Decode:
             inputs = self._inputs((), size)
             inputs.batch.slots[0] = 0  # the first page is scratch
             inputs.batch.kv_lengths[:] = 1
-            self.recorded.record(inputs, 1)
+            self.recorded.record(inputs._replace(by=choosing([TRIAL] * size, size)), 1)
 
     def _inputs(self, chunks: Ordered[Chunk], size: int) -> Inputs:
         ids = np.zeros(size, np.int64)
@@ -50,7 +53,8 @@ class Decode:
         table = np.zeros((size, self._max_pages), np.int32)
         lengths = np.zeros(size, np.int32)
         for row, (sequence, start, end) in enumerate(chunks):
-            ids[row] = sequence.token_ids[start]
+            is_known = start < len(sequence.token_ids)
+            ids[row] = sequence.token_ids[start] if is_known else -sequence.slot
             positions[:, row] = sequence.positions(start, end)[:, 0]
             page, place = divmod(start, self._page_size)
             slots[row] = sequence.pages[page] * self._page_size + place
@@ -59,5 +63,5 @@ class Decode:
         offsets = np.arange(size + 1, dtype=np.int32)
         given = (positions, slots, table, offsets, lengths, np.arange(size, dtype=np.int32))
         batch = Batch(*map(torch.from_numpy, given))
-        by = choosing([(chunk.sequence.sampler, chunk.end) for chunk in chunks], size)
+        by = choosing([chunk.draw for chunk in chunks], size)
         return Inputs(torch.from_numpy(ids), batch, by)
