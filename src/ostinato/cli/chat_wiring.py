@@ -56,7 +56,7 @@ class ChatAdapter:
 
     @property
     def defaults(self) -> Sampling:
-        return Sampling()
+        return Sampling(**asdict(self._chat.config.sampling))
 
     @property
     def max_context_tokens(self) -> int:

@@ -19,6 +19,9 @@ from ostinato.lm.contract import SamplingParams, TokenLogprob
 SCRATCH = 0
 """The slot that belongs to no sequence."""
 
+COLDEST = 1e-5
+"""Below this temperature a choice is greedy, as in vLLM: published defaults say 1e-6 for that."""
+
 
 class Choosing(NamedTuple):
     """What the operators read, (B,) each; see ``kernels.sampling.sample`` and
@@ -79,7 +82,7 @@ def choosing(draws: Sequence[Draw], size: int) -> Choosing:
         return torch.tensor(values + [0] * spare, dtype=torch.int64)
 
     return Choosing(
-        column([p.temperature for p in params], 0.0),
+        column([p.temperature if p.temperature >= COLDEST else 0.0 for p in params], 0.0),
         whole([p.top_k for p in params]),
         column([p.top_p for p in params], 1.0),
         column([p.min_p for p in params], 0.0),

@@ -39,7 +39,7 @@ class Slots:
         """A request takes a slot: its penalties begin with its own tokens. Waits for nothing."""
         row = self._seen[slot]
         row.zero_()
-        row[self._up(prompt)] = IN_PROMPT
+        row.index_fill_(0, self._up(prompt), IN_PROMPT)
         if generated:
             ids = self._up(generated)
             row.index_add_(0, ids, torch.ones_like(ids, dtype=row.dtype))

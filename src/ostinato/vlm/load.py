@@ -18,6 +18,7 @@ from ostinato.lm.build import (
     largest_recordings_bytes,
     page_bytes,
 )
+from ostinato.lm.contract import SamplingParams
 from ostinato.lm.load import load_decoder
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.config import GraphConfig
@@ -25,6 +26,7 @@ from ostinato.vision.encoder import load_encoder
 from ostinato.vision.preprocess import Limits
 from ostinato.vision.rungs import TOP_PATCHES
 from ostinato.vlm.chat import Chat, ChatConfig, encode_media
+from ostinato.vlm.defaults import sampling_defaults
 from ostinato.vlm.prompt import Assembler, PromptConfig
 from ostinato.weights.chat_tokenizer import (
     ByteChatTokenizer,
@@ -80,7 +82,7 @@ def load_chat(
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
     graph = graph or GraphConfig()
-    config, tokenizer = _published(model)
+    config, tokenizer, sampling = _published(model)
     decoder = load_decoder(model, device=where, dtype=dtype)
     encoder = load_encoder(
         model,
@@ -148,6 +150,7 @@ def load_chat(
         lm=decoder.config,
         vision=vision,
         eos_ids=tokenizer.eos_ids,
+        sampling=sampling,
     )
     return Chat(about, engine, encoder, assembler, tokenizer)
 
@@ -168,12 +171,13 @@ def prompt_config(config: dict[str, Any], merge_size: int) -> PromptConfig:
     )
 
 
-def _published(model: str | Path) -> tuple[dict[str, Any], ChatTokenizer]:
+def _published(model: str | Path) -> tuple[dict[str, Any], ChatTokenizer, SamplingParams]:
     shipped = find_shipped(model) if isinstance(model, str) else None
     if shipped is not None:
-        return read_json(shipped, str(model)), ByteChatTokenizer()
+        return read_json(shipped, str(model)), ByteChatTokenizer(), SamplingParams()
     files = open_files(model)
-    return read_config(files), PublishedChatTokenizer(model, files)
+    tokenizer = PublishedChatTokenizer(model, files)
+    return read_config(files), tokenizer, sampling_defaults(files)
 
 
 def _device(device: str | torch.device) -> torch.device:
