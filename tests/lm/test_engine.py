@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ostinato.errors import InputError, Overloaded
+from ostinato.errors import InputError, Overloaded, PromptTooLong
 from ostinato.lm.build import EngineSizes, largest_recordings_bytes
 from ostinato.lm.contract import Batch, Media, Prompt, SamplingParams, Span
 from ostinato.lm.models.qwen import Qwen
@@ -146,7 +146,7 @@ def test_cancel_frees_the_pages_and_leaves_the_others_alone(
 
 def test_what_does_not_fit_is_refused_and_a_full_queue_says_when(model: Qwen) -> None:
     engine = make_engine(model, max_waiting=2)
-    with pytest.raises(InputError, match="200 tokens"):
+    with pytest.raises(PromptTooLong, match="200 in the prompt, 12 in the completion"):
         ask(engine, [1] * 200)
     with pytest.raises(InputError, match="empty"):
         ask(engine, [])

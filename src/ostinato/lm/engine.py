@@ -21,7 +21,7 @@ from secrets import randbits
 
 import torch
 
-from ostinato.errors import InputError, Overloaded
+from ostinato.errors import InputError, Overloaded, PromptTooLong
 from ostinato.lm.contract import (
     ChatDelta,
     FinishReason,
@@ -125,16 +125,17 @@ class Engine:
     ) -> Ticket:
         """Take a request; its deltas are handed to ``on_delta`` on the engine's thread.
 
-        Raises ``InputError`` for a prompt that does not fit and ``Overloaded`` when the queue is
-        full or the engine closed.
+        Raises ``InputError`` (``PromptTooLong`` for one that does not fit), and ``Overloaded`` when
+        the queue is full or the engine closed.
         """
         length, largest = len(prompt.token_ids), self.max_length
         if not length:
             raise InputError("the prompt is empty; expected at least one token")
-        if length + (params.max_tokens or 1) > largest:
-            raise InputError(
-                f"the prompt has {length} tokens and max_tokens is {params.max_tokens}; expected "
-                f"at most {largest} together"
+        reply = params.max_tokens or 1
+        if length + reply > largest:
+            raise PromptTooLong(
+                f"this model's maximum context length is {largest} tokens; you requested "
+                f"{length + reply} ({length} in the prompt, {reply} in the completion)"
             )
         seed = randbits(63) if params.seed is None else params.seed
         sequence = Sequence(

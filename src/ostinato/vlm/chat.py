@@ -182,8 +182,10 @@ class Chat:
         return self._tokenizer.token_bytes(token_id)
 
     def _check_id(self, token_id: int) -> None:
-        if not 0 <= token_id < self.config.lm.num_tokens:
-            raise InputError(f"token id {token_id}; expected 0 to {self.config.lm.num_tokens - 1}")
+        if type(token_id) is not int or not 0 <= token_id < self.config.lm.num_tokens:
+            raise InputError(
+                f"token id {token_id!r}; expected 0 to {self.config.lm.num_tokens - 1}"
+            )
 
     def _prompt(self, given: object) -> Prompt:
         if isinstance(given, Prompt):
@@ -191,6 +193,8 @@ class Chat:
         if isinstance(given, str):
             return self._assembler.of_text(given)
         if isinstance(given, Sequence) and given and isinstance(given[0], int):
+            for token_id in given:
+                self._check_id(token_id)
             return self._assembler.of_ids(given)
         return self._assembler.of_messages(given)
 
