@@ -211,25 +211,32 @@ class Engine:
                 self._fail(sequence, error)
 
     def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._new or self._has_cancelled or self._is_closing or self._is_busy()):
-                    self._wake.wait()
-                self._scheduler.waiting.extend(self._new)
-                self._new.clear()
-                is_closing, self._has_cancelled = self._is_closing, False
-            for sequence in self._all():
-                if is_closing or sequence.is_cancelled:
-                    self._end(sequence, "cancelled")
-            if is_closing:
-                if self._flight is not None:
-                    self._flight.wait()  # what it reads and writes is freed next
-                return
-            plan = self._scheduler.plan()
-            begun = None if plan is None else self._begin(plan)
-            landed, self._flight = self._flight, begun
-            if landed is not None:
-                self._hand_out(landed)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Wait for work, begin a step, hand out the last one's tokens; false once closed. Nothing
+        of a request outlives its turn here.
+        """
+        with self._wake:
+            while not (self._new or self._has_cancelled or self._is_closing or self._is_busy()):
+                self._wake.wait()
+            self._scheduler.waiting.extend(self._new)
+            self._new.clear()
+            is_closing, self._has_cancelled = self._is_closing, False
+        for sequence in self._all():
+            if is_closing or sequence.is_cancelled:
+                self._end(sequence, "cancelled")
+        if is_closing:
+            if self._flight is not None:
+                self._flight.wait()  # what it reads and writes is freed next
+            return False
+        plan = self._scheduler.plan()
+        begun = None if plan is None else self._begin(plan)
+        landed, self._flight = self._flight, begun
+        if landed is not None:
+            self._hand_out(landed)
+        return True
 
     def _is_busy(self) -> bool:
         return bool(self._scheduler.running or self._scheduler.waiting or self._flight)
