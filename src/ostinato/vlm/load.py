@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ostinato.errors import ConfigError, DeviceError, WeightsError
 from ostinato.kernels.gate import Numerics
@@ -35,6 +36,7 @@ from ostinato.weights.chat_tokenizer import (
 )
 from ostinato.weights.config import read_config, read_json
 from ostinato.weights.files import find_shipped, open_files
+from ostinato.weights.loaded import module_config
 
 CPU_LENGTH = 2048
 """Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
@@ -44,8 +46,9 @@ CPU_PATCHES = 256
 
 
 def load_chat(
-    model: str | Path,
+    model: str | Path | nn.Module,
     *,
+    tokenizer: ChatTokenizer | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
     graph: GraphConfig | None = None,
@@ -67,7 +70,8 @@ def load_chat(
 ) -> Chat:
     """Load Qwen2.5-VL or Qwen3-VL, put encoder, prefill and decode behind recordings, and serve.
 
-    ``model``: a checkpoint directory, a hub name or a shipped tiny model. ``num_pages`` of
+    ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a loaded transformers
+    model, with which a ``tokenizer`` must be given (else it is the checkpoint's). ``num_pages`` of
     ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
     weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
     sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
@@ -82,7 +86,7 @@ def load_chat(
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
     graph = graph or GraphConfig()
-    config, tokenizer, sampling = _published(model)
+    config, tokenizer, sampling = _published(model, tokenizer)
     decoder = load_decoder(model, device=where, dtype=dtype)
     encoder = load_encoder(
         model,
@@ -144,7 +148,7 @@ def load_chat(
         raise
     engine.start()
     about = ChatConfig(
-        model=str(model),
+        model=type(model).__name__ if isinstance(model, nn.Module) else str(model),
         model_type=decoder.config.model_type,
         max_length=sizes.max_length,
         lm=decoder.config,
@@ -171,12 +175,18 @@ def prompt_config(config: dict[str, Any], merge_size: int) -> PromptConfig:
     )
 
 
-def _published(model: str | Path) -> tuple[dict[str, Any], ChatTokenizer, SamplingParams]:
+def _published(
+    model: str | Path | nn.Module, given: ChatTokenizer | None
+) -> tuple[dict[str, Any], ChatTokenizer, SamplingParams]:
+    if isinstance(model, nn.Module):
+        if given is None:
+            raise ConfigError("a loaded module has no tokenizer; expected one as tokenizer=")
+        return module_config(model), given, SamplingParams()
     shipped = find_shipped(model) if isinstance(model, str) else None
     if shipped is not None:
-        return read_json(shipped, str(model)), ByteChatTokenizer(), SamplingParams()
+        return read_json(shipped, str(model)), given or ByteChatTokenizer(), SamplingParams()
     files = open_files(model)
-    tokenizer = PublishedChatTokenizer(model, files)
+    tokenizer = given or PublishedChatTokenizer(model, files)
     return read_config(files), tokenizer, sampling_defaults(files)
 
 
