@@ -242,11 +242,11 @@ def test_load_leaves_nothing_behind_and_everybody_gets_their_own_answer(
     with server(service, ChatSettings(), max_queued=LIMIT) as (port, _):
         all_at_once(port, known, SECONDS / 3)  # caches fill, allocators find their size
         wait_for(is_idle, 30)
-        assert left_behind() == []
+        wait_for(lambda: not left_behind(), 10)  # what a client left is forgotten a moment later
         before = resident_mib()
         outcome, wrong = all_at_once(port, known, SECONDS)
         wait_for(is_idle, 30)
-        assert left_behind() == []
+        wait_for(lambda: not left_behind(), 10)  # what a client left is forgotten a moment later
         growth = resident_mib() - before
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request("GET", "/metrics")
