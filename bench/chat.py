@@ -46,9 +46,15 @@ MIXED = ((224, 224), (448, 448), (320, 544), (640, 480), (896, 896))
 CLIENTS = {1: 6, 8: 4, 32: 2}
 """Clients -> how often each asks."""
 WORDS = "What is in this picture? Answer in one short sentence, please."
-SIZES: dict[str, Any] = {"num_pages": 4096, "max_length": 4096, "max_batch": 32}
+SIZES: dict[str, Any] = {"max_length": 32_768, "max_batch": 32}
+"""The cache takes what the GPU has left, as in service."""
 TINY: dict[str, Any] = {"num_pages": 128, "max_length": 512, "max_batch": 2, "top_patches": 256}
-FEW: dict[str, Any] = {"decode_rungs": (1, 32), "prefill_rungs": (512, 2048), "top_patches": 4096}
+FEW: dict[str, Any] = {
+    "num_pages": 4096,
+    "decode_rungs": (1, 32),
+    "prefill_rungs": (512, 2048),
+    "top_patches": 4096,
+}
 FEW_TINY: dict[str, Any] = {"decode_rungs": (2,), "prefill_rungs": (128,)}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 MIB = 1 << 20
