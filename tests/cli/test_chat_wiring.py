@@ -11,7 +11,9 @@ from fastapi.testclient import TestClient
 
 import ostinato
 from ostinato.assets.photograph import photograph_bytes
-from ostinato.cli.chat_wiring import ChatAdapter, is_chat
+from ostinato.cli.chat_wiring import ChatAdapter, is_chat, load_chat_service
+from ostinato.cli.config import Settings
+from ostinato.cli.sglang_chat_flags import BACKENDS, ChatFlags
 from ostinato.errors import InputError
 from ostinato.serve.openai.app import build_chat_app
 from ostinato.serve.settings import ServerSettings
@@ -33,6 +35,27 @@ def client(chat: Chat) -> Iterator[TestClient]:
     with TestClient(app) as made:
         app.state.device.wait_until_settled(10)
         yield made
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+def test_the_prefill_backend_reaches_the_library(
+    backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def load(model: str, **options: Any) -> object:
+        given.update(options)
+        return object()
+
+    monkeypatch.setattr(ostinato, "load_chat", load)
+    settings = Settings(ServerSettings(), "cpu", is_recording_on=True, cuda_visible_devices=None)
+    compiler = "inductor" if backend == "tc_piecewise" else None
+    flags = ChatFlags(prefill_backend=backend, compiler=compiler, prefill_rungs=(16, 64))
+    load_chat_service(MODEL, settings, flags, device="cpu")
+    assert given["prefill_backend"] == backend
+    assert given["prefill_compiler"] == (compiler or "eager")
+    assert given["prefill_rungs"] == (16, 64)
+    assert given["graph"].mode == "auto", "decode is recorded whatever prefill does"
 
 
 def test_which_models_can_be_talked_to() -> None:

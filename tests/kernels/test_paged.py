@@ -17,7 +17,7 @@ def _attention_args(
 ) -> tuple[object, ...]:
     cache = torch.zeros(4, page_size, kv_heads, head_dim)
     integers = torch.zeros(3, dtype=torch.int32)
-    table = torch.zeros(2, -(-200 // page_size), dtype=torch.int32)
+    table = torch.zeros(2, -(-max(200, 18 * min(split_length, 16)) // page_size), dtype=torch.int32)
     q = torch.zeros(4, heads, head_dim)
     scale = head_dim**-0.5
     return (q, cache, cache, table, integers, integers[:2], queries, scale, split_length)
@@ -27,7 +27,7 @@ def _attention_args(
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size", "queries", "split_length"),
     [
-        (4, 1, 16, 16, 1, 64),
+        (4, 1, 16, 16, 1, 16),
         (7, 1, 24, 5, 9, 0),
         (4, 2, 16, 64, 20, 128),
         (2, 2, 16, 1, 1, 0),
@@ -87,6 +87,27 @@ def test_splits_do_not_depend_on_capacity_or_on_the_rest_of_the_batch() -> None:
         q[:1], cache_k, cache_v, table[:1, :5], offsets[:2], lengths[:1], 1, 0.25, 16
     )
     assert torch.equal(both[0], alone[0])
+
+
+@interprets_loops
+def test_what_a_program_sees_of_a_long_sequence_is_decided_by_places_alone() -> None:
+    """More blocks than programs: keys are dealt out in turn, and a longer table changes no bit."""
+    from ostinato.kernels.paged_attention import triton
+
+    torch.manual_seed(2)
+    cache_k, cache_v = torch.randn(2, 60, 8, 1, 16)
+    q = torch.randn(2, 2, 16)
+    table = torch.randperm(60)[None].repeat(2, 1).int()
+    offsets, lengths = torch.tensor([0, 1, 2]).int(), torch.tensor([2, 300]).int()
+    both = triton.paged_attention(q, cache_k, cache_v, table, offsets, lengths, 1, 0.25, 8)
+    alone = triton.paged_attention(
+        q[1:], cache_k, cache_v, table[1:, :38], offsets[:2], lengths[1:], 1, 0.25, 8
+    )
+    assert torch.equal(both[1], alone[0])
+    shorter = triton.paged_attention(
+        q[1:], cache_k, cache_v, table[1:], offsets[:2], lengths[1:] - 8, 1, 0.25, 8
+    )
+    assert not torch.equal(both[1], shorter[0])
 
 
 @settings(max_examples=8, deadline=None)

@@ -75,6 +75,18 @@ def test_logprobs_are_those_of_the_models_distribution() -> None:
     assert logprob_of(found, 2, 6, 0) == (6, pytest.approx(float(table[2, 6])), ())
 
 
+def test_equal_logprobs_are_reported_smaller_token_first_in_any_number_of_rows() -> None:
+    few = torch.tensor([0.5, -0.0, 2.0, -1.5, 0.0, 2.0, -torch.inf, 0.5, 2.0]).bfloat16()
+    rows = few.expand(5, -1).contiguous()
+    for logits in (rows[:1], rows):
+        likeliest = likely(logits, torch.full((len(logits),), 2), 9)
+        for row in range(len(logits)):
+            found = logprob_of(likeliest, row, 2, 9)
+            assert [i for i, _ in found.top] == [2, 5, 8, 0, 7, 1, 4, 3, 6]
+            exact = [float(few.double().log_softmax(-1)[i]) for i, _ in found.top]
+            assert [value for _, value in found.top] == pytest.approx(exact, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": -1.0}, {"top_p": 0.0}, {"max_tokens": 0}, {"stop": ("",)}, {"logprobs": 21}],

@@ -34,6 +34,7 @@ from ostinato.weights.files import find_shipped, open_files
 
 if TYPE_CHECKING:
     from ostinato.kernels.gate import Numerics
+    from ostinato.lm.backends import Compiler, Name
 
 CHAT_TYPES = frozenset({"qwen2_5_vl", "qwen3_vl"})
 
@@ -183,20 +184,9 @@ def _part(part: Text | Media) -> dict[str, Any]:
 def load_chat_service(
     model: str, settings: Settings, flags: ChatFlags | None = None, *, device: str
 ) -> ChatAdapter:
-    """The service for a chat: loaded and recorded.
-
-    Prefill is recorded whole, one recording for each number of tokens, whichever backend of
-    recording the flags name; what is not done as asked is said in the log.
-    """
+    """The service for a chat: loaded and recorded; what is not done as asked is said in the log."""
     flags = flags or ChatFlags()
     chosen = settings.encoder
-    is_whole = flags.prefill_backend in (None, "full")
-    is_on = settings.is_recording_on and flags.prefill_backend != "disabled"
-    if not is_whole and is_on:
-        logging.getLogger("ostinato").info(
-            "--cuda-graph-backend-prefill %s: prefill is recorded whole (full)",
-            flags.prefill_backend,
-        )
     if not flags.is_prefix_cache_on:
         logging.getLogger("ostinato").info("--disable-radix-cache: equal beginnings are shared")
     most = max([0, *flags.decode_rungs, flags.max_decode or 0, flags.max_running or 0])
@@ -205,7 +195,7 @@ def load_chat_service(
         wished.append(flags.max_prefill_tokens or 0)
     largest = max(wished)
     graph = ostinato.GraphConfig(
-        mode="auto" if is_on else "off",
+        mode="auto" if settings.is_recording_on else "off",
         budget_bytes=chosen.budget_bytes,
         ladder_ratio=chosen.ladder_ratio,
         cache_dir=settings.cache_on(device),
@@ -225,6 +215,8 @@ def load_chat_service(
         max_waiting=settings.server.max_queued,
         decode_rungs=_up_to(flags.decode_rungs, most),
         prefill_rungs=_up_to(flags.prefill_rungs, largest),
+        prefill_backend=cast("Name | None", flags.prefill_backend),
+        prefill_compiler=cast("Compiler", flags.compiler or "eager"),
         top_patches=chosen.top_patches,
         workers=chosen.num_workers,
         **options,

@@ -12,7 +12,13 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 DType = Annotated[str, typer.Option(help="auto (as stored), float32, float16 or bfloat16.")]
-Numerics = Annotated[str, typer.Option(help="fast, or reference: bit-exact operators only.")]
+Numerics = Annotated[
+    str,
+    typer.Option(
+        help="fast; reference: bit-exact operators only; invariant: answers do not depend on what "
+        "else is served."
+    ),
+]
 Quantization = Annotated[
     str | None, typer.Option(help="fp8: E4M3 linear layers, rounded at load. As stored without.")
 ]

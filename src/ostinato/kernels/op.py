@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -34,7 +35,8 @@ class Operator:
     changed in place. ``examples`` replaces the general adversarial inputs where integer arguments
     or value ranges must fit together. ``options`` are the compile options of the kernel.
     ``is_row_invariant`` promises that a row's result depends neither on other rows nor their
-    number. ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
+    number; products by a library do on their number, which who wants invariant answers fixes.
+    ``largest`` is the size of the gate's huge inputs: less where the claim needs sums of
     squares that fp32 can hold (torch's own answers differ by build beyond that). ``is_timed=False``
     trusts a right kernel without timing: the reference is dense and may not fit in memory, or the
     variant was chosen by its time already.
@@ -92,8 +94,10 @@ def register(
 def lazy_kernel(package: str, name: str) -> Callable[..., Any]:
     """``package.triton.name``, imported at its first call: nothing of Triton is loaded before."""
 
+    module = cache(lambda: import_module(f"{package}.triton"))
+
     def kernel(*args: Any, **out: torch.Tensor) -> Any:
-        return getattr(import_module(f"{package}.triton"), name)(*args, **out)
+        return getattr(module(), name)(*args, **out)
 
     return kernel
 
@@ -134,13 +138,16 @@ def _copy_into(out: torch.Tensor, result: torch.Tensor, name: str) -> None:
     out.copy_(result)
 
 
+@cache
+def _gate() -> Any:
+    return import_module("ostinato.kernels.gate")
+
+
 def _cuda_implementation(operator: Operator) -> Callable[..., Any]:
     def implementation(*args: Any, **kwargs: Any) -> Any:
-        from ostinato.kernels.gate import GATE
-
         resolved = args if operator.resolve is None else operator.resolve(args)
         if resolved is None:
             return operator.reference(*args)
-        return GATE.serve(operator, resolved, **kwargs)
+        return _gate().GATE.serve(operator, resolved, **kwargs)
 
     return implementation

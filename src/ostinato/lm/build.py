@@ -6,13 +6,14 @@ The first page of a cache belongs to nobody: warm-up and gate write there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ostinato.errors import ConfigError
 from ostinato.kernels.gate import Numerics
+from ostinato.lm.backends import FULL, PrefillBackend
 from ostinato.lm.contract import LmConfig
 from ostinato.lm.decode import Decode
 from ostinato.lm.engine import EncodeMedia, Engine
@@ -25,6 +26,7 @@ from ostinato.lm.step import RecordedStep, Step
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
 from ostinato.recording.ladder import Ladder
+from ostinato.recording.runner import Runner
 
 SCRATCH_PAGES = 1
 SMALLEST_CHUNK = 32
@@ -85,6 +87,19 @@ class EngineSizes:
         return Ladder.geometric(bottom=bottom, top=self.max_chunk, ratio=1.5, multiple=16)
 
 
+def invariant_sizes(sizes: EngineSizes) -> EngineSizes:
+    """One decode rung, and prompts cut at multiples of ``max_chunk``, a chunk to a step.
+
+    A chunk runs on the smallest rung that holds it, which its own place in its prompt decides.
+    """
+    if sizes.max_chunk % sizes.page_size:
+        raise ConfigError(
+            f"max_chunk is {sizes.max_chunk}; expected a multiple of page_size, {sizes.page_size}, "
+            "for numerics 'invariant'"
+        )
+    return replace(sizes, decode_rungs=(sizes.max_batch,), max_chunks=1)
+
+
 def page_bytes(config: LmConfig, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page in all layers, keys and values."""
     return (
@@ -108,6 +123,11 @@ def make_cache(config: LmConfig, num_pages: int, page_size: int, like: Tensor) -
     )
 
 
+def make_slots(model: Qwen, sizes: EngineSizes) -> Slots:
+    """One for each sequence that runs at once."""
+    return Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
+
+
 def build_engine(
     model: Qwen,
     sizes: EngineSizes,
@@ -117,29 +137,39 @@ def build_engine(
     encode: EncodeMedia,
     num_levels: int,
     numerics: Numerics = "fast",
+    backend: PrefillBackend = FULL,
     warm_up: bool = True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Engine:
-    """An engine that has not started. ``num_levels``: DeepStack levels of a row of media.
+    """An engine that has not started. ``num_levels``: DeepStack levels of a row of media;
+    ``backend``: of prefill.
 
     With ``warm_up`` every rung is recorded now; without, every step is direct. ``progress`` is
-    told what is being recorded.
+    told what is being recorded. ``numerics="invariant"`` works with ``invariant_sizes``, and
+    raises ``DeviceError`` where equal rows of a decode get different bytes.
     """
+    is_invariant = numerics == "invariant"
+    if is_invariant:
+        sizes = invariant_sizes(sizes)
     cache = make_cache(model.config, sizes.num_pages, sizes.page_size, model.table)
-    slots = Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
-    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics)
+    slots = make_slots(model, sizes)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics, backend)
     if warm_up:
         with torch.inference_mode():
             progress("prefill")
             prefill.record()
             progress("decode")
             decode.record()
+    if is_invariant:
+        with torch.inference_mode():
+            decode.check_rows()
     scheduler = Scheduler(
         PagePool(sizes.num_pages, first=SCRATCH_PAGES),
         page_size=sizes.page_size,
         max_batch=sizes.max_batch,
         max_tokens=sizes.max_chunk,
         max_chunks=sizes.max_chunks,
+        is_invariant=is_invariant,
     )
     return Engine(
         scheduler,
@@ -161,17 +191,20 @@ def largest_recordings_bytes(
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics = "fast",
+    backend: PrefillBackend = FULL,
 ) -> int:
     """Bytes of the slots, and of the largest prefill and decode recordings, made against a cache of
     scratch alone and dropped again: what must stay free beside the cache.
     """
-    slots = Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
+    slots = make_slots(model, sizes)
     if graph.mode == "off":
         return slots.num_bytes
+    if numerics == "invariant":
+        sizes = invariant_sizes(sizes)
     budget = shared_runner(model.table.device, graph).budget
     before = budget.held()
     cache = make_cache(model.config, 0, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics, backend)
     try:
         with torch.inference_mode():
             prefill.record(largest_only=True)
@@ -182,7 +215,8 @@ def largest_recordings_bytes(
         decode.recorded.close()
 
 
-def _steps(
+def make_prefill(
+    backend: PrefillBackend,
     model: Qwen,
     sizes: EngineSizes,
     cache: Tensor,
@@ -190,11 +224,19 @@ def _steps(
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics,
-) -> tuple[Prefill, Decode]:
-    step, like = Step(model, cache, slots), model.table
-    runner = None if graph.mode == "off" else shared_runner(like.device, graph)
-    prefill = Prefill(
-        RecordedStep("prefill", step, runner, graph, numerics=numerics),
+) -> Prefill:
+    """The prefill of one cache; nothing is recorded yet."""
+    like = model.table
+    recorded = RecordedStep(
+        "prefill",
+        Step(model, cache, slots, backend.forward),
+        _runner(graph, like) if backend.name != "disabled" else None,
+        graph,
+        numerics=numerics,
+        is_breakable=backend.name == "breakable",
+    )
+    return Prefill(
+        recorded,
         sizes.prefill_ladder,
         page_size=sizes.page_size,
         max_pages=sizes.max_pages,
@@ -203,10 +245,28 @@ def _steps(
         device=like.device,
         dtype=like.dtype,
     )
+
+
+def _steps(
+    model: Qwen,
+    sizes: EngineSizes,
+    cache: Tensor,
+    slots: Slots,
+    graph: GraphConfig,
+    num_levels: int,
+    numerics: Numerics,
+    backend: PrefillBackend,
+) -> tuple[Prefill, Decode]:
+    prefill = make_prefill(backend, model, sizes, cache, slots, graph, num_levels, numerics)
+    runner = _runner(graph, model.table)
     decode = Decode(
-        RecordedStep("decode", step, runner, graph, numerics=numerics),
+        RecordedStep("decode", Step(model, cache, slots), runner, graph, numerics=numerics),
         sizes.decode_ladder,
         page_size=sizes.page_size,
         max_pages=sizes.max_pages,
     )
     return prefill, decode
+
+
+def _runner(graph: GraphConfig, like: Tensor) -> Runner | None:
+    return None if graph.mode == "off" else shared_runner(like.device, graph)

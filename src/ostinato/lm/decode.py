@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ostinato.errors import DeviceError
+from ostinato.kernels.compare import as_bytes
 from ostinato.lm.contract import Batch
 from ostinato.lm.sampling import TRIAL, choosing
 from ostinato.lm.scheduler import Chunk
@@ -41,10 +43,30 @@ class Decode:
         """Record every rung, largest first."""
         sizes = self._ladder.rungs[-1:] if largest_only else self._ladder.rungs
         for size in reversed(sizes):
-            inputs = self._inputs((), size)
-            inputs.batch.slots[0] = 0  # the first page is scratch
-            inputs.batch.kv_lengths[:] = 1
-            self.recorded.record(inputs._replace(by=choosing([TRIAL] * size, size)), 1)
+            by = choosing([TRIAL] * size, size)
+            self.recorded.record(self._scratch(size)._replace(by=by), 1)
+
+    def check_rows(self) -> None:
+        """Raise ``DeviceError`` unless equal rows of the largest batch get equal bytes, wherever
+        they stand.
+        """
+        inputs = self._scratch(self._ladder.top)
+        inputs.ids[:] = 1
+        logits = as_bytes(self.recorded(inputs, 1)[1])
+        differs = (logits != logits[0]).any(dim=1)
+        if bool(differs.any()):
+            row = int(differs.nonzero()[0])
+            raise DeviceError(
+                f"row {row} of a decode of {self._ladder.top} gets other bytes than an equal row "
+                "0: numerics 'invariant' cannot be had with this max_batch on this device"
+            )
+
+    def _scratch(self, size: int) -> Inputs:
+        """Equal rows that see one key, in the first page, which is scratch."""
+        inputs = self._inputs((), size)
+        inputs.batch.slots[0] = 0
+        inputs.batch.kv_lengths[:] = 1
+        return inputs
 
     def _inputs(self, chunks: Ordered[Chunk], size: int) -> Inputs:
         ids = np.zeros(size, np.int64)

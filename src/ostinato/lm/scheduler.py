@@ -5,6 +5,10 @@ chunks; those that are under way share a step's tokens evenly. First come, first
 pages run out, the youngest sequence gives its own back and is computed again later.
 
 A step is planned while the one before is under way, so tokens count before they are known.
+
+With ``is_invariant`` what computes a token is a matter of its own sequence alone: prompts are cut
+at multiples of the step's tokens, a chunk has a step to itself, only pages of whole chunks serve
+others, and a token that was generated is computed again as it was the first time, by a decode.
 """
 
 from __future__ import annotations
@@ -112,11 +116,18 @@ class Plan(NamedTuple):
 
 class Scheduler:
     """``max_batch`` sequences run at once; a prefill takes ``max_chunks`` of them and
-    ``max_tokens`` tokens.
+    ``max_tokens`` tokens (with ``is_invariant`` one of them; whole pages).
     """
 
     def __init__(
-        self, pool: PagePool, *, page_size: int, max_batch: int, max_tokens: int, max_chunks: int
+        self,
+        pool: PagePool,
+        *,
+        page_size: int,
+        max_batch: int,
+        max_tokens: int,
+        max_chunks: int,
+        is_invariant: bool = False,
     ) -> None:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
@@ -126,6 +137,7 @@ class Scheduler:
         self._max_batch = max_batch
         self._max_tokens = max_tokens
         self._max_chunks = max_chunks
+        self._is_invariant = is_invariant
         self._slots = list(range(max_batch, SCRATCH, -1))
         self._was_prefill = False
 
@@ -134,10 +146,12 @@ class Scheduler:
         the tokens under way are known.
         """
         self._admit()
-        prefilling = [s for s in self.running if s.is_prefilling]
-        decoding = [s for s in self.running if not (s.is_prefilling or s.is_drawn)]
+        prefilling = [s for s in self.running if self._is_prefilling(s)]
+        decoding = [s for s in self.running if not (self._is_prefilling(s) or s.is_drawn)]
         if prefilling and not (decoding and self._was_prefill):
             self._was_prefill = True
+            if self._is_invariant:
+                return Plan(True, (self._own_chunk(prefilling[0]),))
             return Plan(True, self._shares(prefilling))
         self._was_prefill = False
         chunks = self._with_pages(decoding)
@@ -145,13 +159,18 @@ class Scheduler:
             return Plan(False, chunks)
         return self.plan() if decoding else None  # they all gave their pages back
 
+    def _is_prefilling(self, sequence: Sequence) -> bool:
+        if self._is_invariant:
+            return sequence.num_computed < sequence.num_prompt
+        return sequence.is_prefilling
+
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_batch:
             sequence = self.waiting[0]
             if sequence.num_pending:
                 return  # it was preempted while its newest token was under way
             length = len(sequence.token_ids)
-            reused = self.pool.reuse(sequence.chain.digests[: (length - 1) // self._page_size])
+            reused = self._reused(sequence)
             need = -(-length // self._page_size) - len(reused)
             # what runs may soon need a page each: admitting into that room would only preempt
             if self.running and need + len(self.running) > self.pool.num_free:
@@ -167,6 +186,22 @@ class Scheduler:
             if not sequence.is_admitted:
                 sequence.is_admitted, sequence.num_cached = True, sequence.num_computed
             self.running.append(self.waiting.popleft())
+
+    def _reused(self, sequence: Sequence) -> list[int]:
+        """Pages of the longest known prefix; the last token is computed always."""
+        if not self._is_invariant:
+            last = (len(sequence.token_ids) - 1) // self._page_size
+            return self.pool.reuse(sequence.chain.digests[:last])
+        last = (sequence.num_prompt - 1) // self._page_size
+        found = self.pool.reuse(sequence.chain.digests[:last])
+        num_whole = len(found) - len(found) % (self._max_tokens // self._page_size)
+        self.pool.release(found[num_whole:])
+        return found[:num_whole]
+
+    def _own_chunk(self, sequence: Sequence) -> Chunk:
+        start = sequence.num_computed
+        end = (start // self._max_tokens + 1) * self._max_tokens
+        return Chunk(sequence, start, min(end, sequence.num_prompt))
 
     def _shares(self, prefilling: Ordered[Sequence]) -> tuple[Chunk, ...]:
         """The oldest few; what the shorter ones leave of an even share goes to the longer ones."""
@@ -211,6 +246,8 @@ class Scheduler:
         """
         sequence = chunk.sequence
         sequence.num_computed = chunk.end
+        if self._is_invariant and not self._is_whole(chunk):
+            return
         known = min(chunk.end, len(sequence.token_ids))
         chain = sequence.chain
         if len(chain.digests) < known // self._page_size:
@@ -219,6 +256,10 @@ class Scheduler:
         first = max(chunk.start - 1, 0) // self._page_size
         for i in range(first, known // self._page_size):
             self.pool.name(sequence.pages[i], chain.digests[i])
+
+    def _is_whole(self, chunk: Chunk) -> bool:
+        is_prompt = chunk.end <= chunk.sequence.num_prompt
+        return is_prompt and chunk.end - chunk.start == self._max_tokens
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, its pages and its slot back, wherever it is."""

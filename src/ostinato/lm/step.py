@@ -7,7 +7,7 @@ does not depend on whether anything is recorded. Nothing is recorded while someb
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -48,12 +48,21 @@ class Inputs(NamedTuple):
 class Step:
     """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache and to
     what the device remembers of a sequence.
+
+    ``forward``: the model's own unless it is called in another way, with the same arguments.
     """
 
-    def __init__(self, model: LanguageModel, cache: Tensor, slots: Slots) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: Tensor,
+        slots: Slots,
+        forward: Callable[..., Tensor] | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache
         self.slots = slots
+        self.forward = forward or model
 
     def run(
         self,
@@ -74,7 +83,7 @@ class Step:
             main, *levels = rows.split(x.shape[1], dim=1)
             x = torch.where(is_media, main, x)
             deepstack = tuple(torch.where(is_media, level, 0.0) for level in levels)
-        logits = self.model(
+        logits = self.forward(
             x, batch, self.cache, max_query_length=max_query_length, deepstack=deepstack
         )
         tokens = choose(self.slots.penalised(logits, by), by)
@@ -93,6 +102,7 @@ class RecordedStep:
         graph: GraphConfig,
         *,
         numerics: Numerics = "fast",
+        is_breakable: bool = False,
     ) -> None:
         self._name = name
         self._step = step
@@ -100,6 +110,7 @@ class RecordedStep:
         self._runner = runner if graph.mode != "off" else None
         self._config = replace(graph, mode="exact", min_hits=NEVER_ON_THE_PATH)
         self._numerics: Numerics = numerics
+        self._is_breakable = is_breakable
         self._counters = Counters()
         self._rungs: dict[tuple[int, int, bool], Served] = {}
 
@@ -137,6 +148,7 @@ class RecordedStep:
             gate_inputs=[(given, how)],
             is_private=True,
             is_timed=False,
+            is_breakable=self._is_breakable,
         )
         served = self._runner.serve(region, self._config, self._counters)
         try:

@@ -285,12 +285,12 @@ def load_encoder(
     where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
     size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
     size by size). ``limits``: what one image or video may cost. ``numerics``: ``reference``
-    lets only operators run fused that are bit-exact to torch's. ``quantization="fp8"``: E4M3 linear
-    layers, rounded at load; see ``load_tower``. Raises ``WeightsError``,
-    ``ConfigError`` or ``DeviceError``.
+    lets only operators run fused that are bit-exact to torch's; ``invariant``: an item's bytes do
+    not depend on what it is encoded with. ``quantization="fp8"``: E4M3 linear layers, rounded at
+    load; see ``load_tower``. Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
-    if numerics not in ("fast", "reference"):
-        raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
+    if numerics not in ("fast", "reference", "invariant"):
+        raise ConfigError(f"numerics is {numerics!r}; expected fast, reference or invariant")
     graph = graph or GraphConfig()
     place = _device_of(model, device)
     tower = load_tower(model, device=place, dtype=dtype, quantization=quantization).eval()

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, using_numerics
@@ -25,17 +26,18 @@ from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
-from ostinato.vision.contract import EncoderOutput, Layout, Rung
+from ostinato.vision.contract import EncoderOutput, Grid, Layout, Rung
 from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
 from ostinato.vision.layout import Layouts
-from ostinato.vision.packing import Load, Packer
+from ostinato.vision.packing import Load, OneByOne, Packer
 from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
 from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
 from ostinato.vision.rungs import exact_rung, has_same_kernels
 from ostinato.vision.tower import Tower
+from ostinato.vision.work import Work
 
 UNTIMED_CALL = 1000.0
 """Without a clock (the tape) a call costs this many rows, so that packing still prefers
@@ -50,7 +52,9 @@ HOST_LAYOUT_BYTES = 64 << 20
 class RecordedTower:
     """Serves layouts by rung or directly, from any thread. ``rungs``: the ladder, largest first.
 
-    ``numerics`` says which operators may run fused, in recordings and direct calls alike.
+    ``numerics`` says which operators may run fused, in recordings and direct calls alike. With
+    ``"invariant"`` each item has a call to itself, padded to the smallest rung that holds it,
+    whatever is recorded.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class RecordedTower:
         numerics: Numerics = "fast",
     ) -> None:
         self._numerics: Numerics = numerics
+        self._is_invariant = numerics == "invariant"
         self.tower = tower
         self.layouts = Layouts(tower.config)
         self.device = runner.device
@@ -73,12 +78,17 @@ class RecordedTower:
         self._axis = Axis("patches", top=max(r.num_patches for r in rungs))
         self._entries: dict[Rung, Entry] = {}
         self._direct_times = DirectTimes()
+        self._work = Work.of(tower, tower.config)
+        self._timed_us: dict[tuple[Grid, ...], float] = {}
         self._largest_timed = 0
         self._host: BoundedCache[tuple[object, Rung], HostLayout] = BoundedCache(HOST_LAYOUT_BYTES)
         # every recording is a rung here, an exact one too: packing has chosen before a call
         one_by_one = config if config.mode == "off" else replace(config, mode="ladder")
         self._served = runner.serve(self._region(), one_by_one)
-        self._demand = Demand(tower.config, config, rungs)
+        # an exact recording would take a size over once it is there: a matter of time
+        is_ladder = self._is_invariant and config.mode == "auto"
+        grown = replace(config, mode="ladder") if is_ladder else config
+        self._demand = Demand(tower.config, grown, rungs)
         self._lock = threading.Lock()
         self._is_closed = False
         self._plan = self._new_plan()
@@ -131,7 +141,7 @@ class RecordedTower:
 
     def _run(self, patches: torch.Tensor, call: Prepared) -> tuple[EncoderOutput, Route]:
         result: EncoderOutput
-        direct = self._direct(patches, call.layout)
+        direct = self._stand_in(patches, call)
         if call.padded is None or call.rung is None:
             result = self._served.call_directly(call.why_direct, direct)
             return result, Route("direct", call.why_direct)
@@ -159,6 +169,23 @@ class RecordedTower:
         if layout.size.num_patches > self._axis.top:
             return "larger than the largest rung"
         return "nothing recorded is faster" if self._plan[1] else "not recorded yet"
+
+    def _stand_in(self, patches: torch.Tensor, call: Prepared) -> Callable[[], EncoderOutput]:
+        """The direct call in a recording's place: unpadded, or invariant and so its equal."""
+        rung, size = call.rung, call.layout.size
+        if not self._is_invariant or call.padded is None or rung is None:
+            return self._direct(patches, call.layout)
+        tail = rung.num_patches - size.num_patches
+        padded = self._direct(
+            F.pad(patches, (0, 0, 0, tail)), self.layouts.padded(call.layout, rung)
+        )
+        tokens = size.num_patches // self.tower.config.merge_unit
+
+        def stand_in() -> EncoderOutput:
+            main, levels = padded()
+            return EncoderOutput(main[:tokens], tuple(level[:tokens] for level in levels))
+
+        return stand_in
 
     def _direct(self, patches: torch.Tensor, layout: Layout) -> Callable[[], EncoderOutput]:
         """A direct call without padding: its layout is uploaded to fresh memory."""
@@ -220,6 +247,7 @@ class RecordedTower:
                     rung={self._axis: rung.num_patches},
                     direct=first.direct,
                     gate_calls=calls,
+                    direct_us=self._timed_us.get(examples[0].grids),
                 )
         except RecordingRefused:
             return
@@ -228,9 +256,11 @@ class RecordedTower:
         with self._lock:
             self._entries[rung] = entry
             if entry.direct_us is not None:
-                size = first.args[0].shape[0]
-                self._direct_times.add(size, entry.direct_us)
-                self._largest_timed = max(self._largest_timed, size)
+                self._timed_us[examples[0].grids] = entry.direct_us
+                if rung.max_segment >= rung.num_patches:
+                    size = first.args[0].shape[0]
+                    self._direct_times.add(size, entry.direct_us)
+                    self._largest_timed = max(self._largest_timed, size)
             self._plan = self._new_plan()
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:
@@ -248,11 +278,14 @@ class RecordedTower:
         return GateCall(args, _bounds(padded.size), self._direct(patches, exact))
 
     def note(self, layout: Layout) -> None:
-        """Count a served layout; what came often enough is recorded once the lane is idle."""
+        """Count a served layout; what came often enough is recorded once the lane is idle: a rung
+        of the ladder in a short pause, an exact size, which rungs serve meanwhile, in a long one.
+        """
         if self._is_closed:
             return
         for rung in self._demand.note(layout, self.entry_of):
-            self._runner.lane.run_when_idle(partial(self._record_later, rung, layout))
+            job = partial(self._record_later, rung, layout)
+            self._runner.lane.run_when_idle(job, is_long=rung not in self._rungs)
 
     def _record_later(self, rung: Rung, layout: Layout) -> None:
         try:
@@ -279,7 +312,8 @@ class RecordedTower:
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""
         spare = _spare_rows(size, self._window)
-        return Load(size.num_patches, size.num_segments, spare, longest=size.max_segment)
+        num_pairs = size.num_segments * size.max_segment**2
+        return Load(size.num_patches, size.num_segments, spare, 1, size.max_segment, num_pairs)
 
     @property
     def _window(self) -> int:
@@ -287,6 +321,9 @@ class RecordedTower:
 
     def _new_plan(self) -> tuple[Packer, tuple[Entry, ...]]:
         self._entries = {rung: e for rung, e in self._entries.items() if e.is_alive}
+        if self._is_invariant:
+            ladder = [self.timed(rung, None) for rung in self._rungs]
+            return OneByOne(ladder), tuple(self._entries.values())
         timed = [self.timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
         return Packer(timed, self._direct_us), tuple(self._entries.values())
 
@@ -295,21 +332,28 @@ class RecordedTower:
         full. A rung of short segments is for calls that fill it: a tail might take several.
         """
         spare = _spare_rows(rung, self._window)
-        capacity = Load(rung.num_patches, rung.num_segments, spare, 1 << 30, rung.max_segment)
+        rows, longest = rung.num_patches, rung.max_segment
+        num_pairs = rows * longest  # of the first example, which it is timed with
+        capacity = Load(rows, rung.num_segments, spare, 1 << 30, longest, num_pairs)
         tail = Load(0, 1, max(self._window - 1, 0), 0)
-        untimed_us = UNTIMED_CALL + rung.num_patches
-        time_us = recorded_us if recorded_us is not None else untimed_us
-        can_pad = rung.max_segment >= rung.num_patches
-        return TimedRung(capacity, time_us, tail, can_pad, source=rung)
+        can_pad = longest >= rows
+        if recorded_us is None:
+            return TimedRung(capacity, UNTIMED_CALL + rows, tail, can_pad, source=rung)
+        least = self._work.share(rows, 0, num_pairs)
+        pair_us = recorded_us * (1 - least) / num_pairs
+        return TimedRung(capacity, recorded_us, tail, can_pad, rung, pair_us)
 
     def _direct_us(self, load: Load) -> float:
         """Measured between measured sizes; above them, a little more than in proportion, so that
-        large items are not joined to calls that need much memory.
+        large items are not joined to calls that need much memory. Several segments take less than
+        the one that was measured, but never less than launching takes.
         """
         rows = load.num_tokens
         measured = self._direct_times.estimate(rows)
         if measured is not None:
-            return measured * _beyond(rows, self._largest_timed)
+            share = self._work.share(rows, load.num_pairs, rows * rows)
+            launched = min(measured, self._direct_times.estimate(0) or measured)
+            return max(measured * share, launched) * _beyond(rows, self._largest_timed)
         once = UNTIMED_CALL * _beyond(rows, self._axis.top)
         return 10 * (once + rows) if self._entries else once
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from ostinato.errors import ConfigError, DeviceError, WeightsError
 from ostinato.kernels.gate import Numerics
+from ostinato.lm.backends import Compiler
+from ostinato.lm.backends import Name as PrefillName
 from ostinato.lm.build import (
     EngineSizes,
     build_engine,
@@ -20,6 +22,7 @@ from ostinato.lm.build import (
     page_bytes,
 )
 from ostinato.lm.contract import SamplingParams
+from ostinato.lm.fastest import choose_backend
 from ostinato.lm.load import load_decoder
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.config import GraphConfig
@@ -43,6 +46,9 @@ CPU_LENGTH = 2048
 CPU_SEQUENCES = 4
 CPU_RUNGS = (32, 128)
 CPU_PATCHES = 256
+CHUNK = 2048
+INVARIANT_CHUNK = 512
+"""Prompts are cut at its multiples, and share their beginnings in such units."""
 
 
 def load_chat(
@@ -62,6 +68,8 @@ def load_chat(
     max_waiting: int = 256,
     decode_rungs: tuple[int, ...] | None = None,
     prefill_rungs: tuple[int, ...] | None = None,
+    prefill_backend: PrefillName | None = None,
+    prefill_compiler: Compiler = "eager",
     top_patches: int | None = None,
     workers: int = 2,
     limits: Limits | None = None,
@@ -75,13 +83,16 @@ def load_chat(
     ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
     weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
     sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
-    most what the checkpoint allows; ``top_patches``: of the largest recorded encoder call.
-    ``warm_up``: record every rung now (else all is direct). ``progress`` is told what is being
-    recorded.
+    most what the checkpoint allows; ``prefill_backend``: how prefill is recorded (``full``,
+    ``breakable``, ``tc_piecewise`` with ``prefill_compiler`` ``eager`` or ``inductor``,
+    ``disabled``), ``None`` is the fastest on this machine; ``top_patches``: of the largest recorded
+    encoder call. ``warm_up``: record every rung now (else all is direct). ``progress`` is told what
+    is being recorded. ``numerics="invariant"``: a request's tokens and log-probabilities are
+    bit-exact whatever else is served; it costs joint prefill and smaller decode rungs.
     Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
-    if numerics not in ("fast", "reference"):
-        raise ConfigError(f"numerics is {numerics!r}; expected fast or reference")
+    if numerics not in ("fast", "reference", "invariant"):
+        raise ConfigError(f"numerics is {numerics!r}; expected fast, reference or invariant")
     if not 0.0 < mem_fraction_static < 1.0:
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
@@ -111,6 +122,7 @@ def load_chat(
         )
         num_levels = len(vision.deepstack_blocks)
         is_cpu = where.type == "cpu"
+        chunk = INVARIANT_CHUNK if numerics == "invariant" else CHUNK
         most = decoder.config.max_positions
         longest = min(max_length or (CPU_LENGTH if is_cpu else most), most)
         fewest = -(-longest // page_size)
@@ -119,15 +131,29 @@ def load_chat(
             max_length=min(longest, (num_pages or fewest) * page_size),
             page_size=page_size,
             max_batch=max_batch or (decode_rungs or ((8,) if is_cpu else (32,)))[-1],
-            max_chunk=max_chunk or (prefill_rungs or (CPU_RUNGS if is_cpu else (2048,)))[-1],
+            max_chunk=max_chunk or (prefill_rungs or (CPU_RUNGS if is_cpu else (chunk,)))[-1],
             max_chunks=2 if is_cpu else 4,
             max_waiting=max_waiting,
             decode_rungs=decode_rungs,
             prefill_rungs=prefill_rungs or (CPU_RUNGS if is_cpu and max_chunk is None else None),
         )
+        backend = choose_backend(
+            prefill_backend,
+            decoder,
+            sizes,
+            graph=graph,
+            num_levels=num_levels,
+            numerics=numerics,
+            compiler=prefill_compiler,
+        )
         if num_pages is None and not is_cpu:
             recordings = largest_recordings_bytes(
-                decoder, sizes, graph=graph, num_levels=num_levels, numerics=numerics
+                decoder,
+                sizes,
+                graph=graph,
+                num_levels=num_levels,
+                numerics=numerics,
+                backend=backend,
             )
             pages = _pages_left(decoder, page_size, mem_fraction_static, recordings)
             length = min(longest, pages * page_size)
@@ -140,6 +166,7 @@ def load_chat(
             encode=partial(encode_media, encoder),
             num_levels=num_levels,
             numerics=numerics,
+            backend=backend,
             warm_up=warm_up,
             progress=progress,
         )

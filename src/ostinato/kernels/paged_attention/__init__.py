@@ -59,7 +59,7 @@ def paged_attention(
     last positions: query i of n sees keys up to ``kv_length - n + i``. All integers are int32 or
     int64, data of a recording, and not checked; no sequence may have more than ``max_query_length``
     queries (a host number that is baked). ``split_length`` > 0 divides keys among programs at
-    multiples of that many keys, whatever the batch holds; 0 does not divide them.
+    multiples of that many keys, whatever the batch and the table hold; 0 does not divide them.
     """
     _check(q, key_cache, value_cache, page_table, query_offsets, kv_lengths)
     if max_query_length < 1 or split_length < 0:

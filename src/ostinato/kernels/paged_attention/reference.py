@@ -10,6 +10,9 @@ import torch
 from ostinato.kernels.bounds import FP32_EPS
 from ostinato.kernels.examples import values
 
+MOST_SPLITS = 16
+"""Programs that share a sequence's keys, at most."""
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -73,10 +76,12 @@ def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Few sequences in a small shuffled cache of the call's layout, unowned slots poisoned by NaN.
 
     Lengths stand at the edges of pages, splits and tiles; one sequence has no query and one no key.
+    With splits the longest has more blocks than there are programs to share them. Tables are as far
+    apart as the call's, and no wider than the longest sequence: what is dense here must stay small.
     """
     q, key_cache, value_cache, page_table, _, _, max_query_length, scale, split_length = args
     page_size, max_pages = key_cache.shape[1], page_table.shape[1]
-    capacity = min(page_size * max_pages, 600)
+    capacity = min(page_size * max_pages, max(600, (MOST_SPLITS + 1) * split_length))
     few = min(max_query_length, 40)
     counts = [few, 0, 1, max(1, few // 2), few]
     lengths = [capacity, 0, 1, min(capacity, max(split_length, 64)), min(capacity, few + 63)]
@@ -87,6 +92,7 @@ def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     order = torch.randperm(sum(own_pages), generator=torch.Generator().manual_seed(0)) + 1
     for row, n in enumerate(own_pages):
         table[row, :n] = order[sum(own_pages[:row]) : sum(own_pages[: row + 1])]
+    narrow = table.to(device)[:, : max(own_pages)]
     for number, size in enumerate((1.0, 6.0, 1e-3, 0.0)):
         caches = []
         for i, cache in enumerate((key_cache, value_cache)):
@@ -101,6 +107,6 @@ def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         own_q = values("normal", (sum(counts) + tail, *q.shape[1:]), q, seed=number)
         offsets = torch.tensor([0, *counts]).cumsum(0).to(**kind)
         yield (
-            *(own_q, *caches, table.to(device), offsets, torch.tensor(lengths).to(**kind)),
+            *(own_q, *caches, narrow, offsets, torch.tensor(lengths).to(**kind)),
             *(max_query_length, scale, split_length),
         )

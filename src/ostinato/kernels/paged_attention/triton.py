@@ -1,7 +1,8 @@
 """Online softmax over pages. A tile's rows are queries times the heads that share a key head.
 
-With splits, each program attends to one range of keys and leaves its normalised result and the
-logarithm of its sum; a second kernel joins the ranges from first to last and writes every row.
+With splits, keys are dealt out to at most ``MOST_SPLITS`` programs in blocks of fixed length, in
+turn: which keys a program sees is a matter of their places alone. Each leaves its normalised result
+and the logarithm of its sum; a second kernel joins them and writes every row.
 """
 
 # Triton's language is no Python that mypy knows.
@@ -13,11 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.paged_attention.reference import MOST_SPLITS
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 
 _LOG2_E = 1.4426950408889634
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "query_blocks"])
 def attend_kernel(
     q_pointer,
@@ -42,6 +46,7 @@ def attend_kernel(
     tile_rows: tl.constexpr,
     tile_queries: tl.constexpr,
     tile_keys: tl.constexpr,
+    tiles_per_block: tl.constexpr,
     precision: tl.constexpr,
 ):
     """``out`` is the result, or with splits fp32 parts (splits, T, heads, head_dim)."""
@@ -64,17 +69,22 @@ def attend_kernel(
         is_value = is_row[:, None] & is_column[None, :]
         q = tl.load(q_pointer + q_row[:, None] + column[None, :], mask=is_value, other=0.0)
         limit = kv_length - count + query + 1
-        begin = 0
         end = tl.minimum(kv_length, kv_length - count + first + tile_queries)
+        num_tiles = tl.cdiv(end, tile_keys)
         if split_length > 0:
-            begin = split * split_length
-            end = tl.minimum(end, begin + split_length)
+            num_splits = tl.num_programs(2)
+            num_blocks = (tl.cdiv(end, split_length) - split + num_splits - 1) // num_splits
+            num_tiles = num_blocks * tiles_per_block
         largest = tl.full((tile_rows,), float("-inf"), tl.float32)
         total = tl.zeros((tile_rows,), tl.float32)
         acc = tl.zeros((tile_rows, columns), tl.float32)
-        for key_begin in range(begin, end, tile_keys):
-            key = key_begin + tl.arange(0, tile_keys)
+        for tile in range(0, num_tiles):
+            key = tile * tile_keys + tl.arange(0, tile_keys)
             is_key = key < end
+            if split_length > 0:
+                begin = (tile // tiles_per_block * num_splits + split) * split_length
+                key = begin + tile % tiles_per_block * tile_keys + tl.arange(0, tile_keys)
+                is_key = key < tl.minimum(end, begin + split_length)
             page = tl.load(
                 table_pointer + sequence * table_stride + key // page_size, mask=is_key, other=0
             )
@@ -105,6 +115,7 @@ def attend_kernel(
         tl.store(out_pointer + target[:, None] * head_dim + column[None, :], acc, mask=is_value)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_splits"])
 def join_kernel(
     parts_pointer,
@@ -117,30 +128,30 @@ def join_kernel(
     heads: tl.constexpr,
     head_dim: tl.constexpr,
     columns: tl.constexpr,
+    most_splits: tl.constexpr,
 ):
-    """One program per token and head; a row of no sequence is written as zero."""
+    """One program per token and head; a row of no sequence is written as zero.
+
+    The sum is over ``most_splits`` in every launch, so that its order is always the same.
+    """
     row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     column = tl.arange(0, columns)
     is_column = column < head_dim
     one = tl.arange(0, 1)
     is_owned = tl.program_id(0) + one < tl.load(offsets_pointer + num_sequences + one)
-    largest = tl.full((1,), float("-inf"), tl.float32)
-    for split in range(0, num_splits):
-        at = log_sums_pointer + (split + one).to(tl.int64) * num_tokens * heads + row
-        largest = tl.maximum(largest, tl.load(at, mask=is_owned, other=float("-inf")))
-    safe = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.zeros((1,), tl.float32)
-    acc = tl.zeros((columns,), tl.float32)
-    for split in range(0, num_splits):
-        part = (split + one).to(tl.int64) * num_tokens * heads + row
-        log_sum = tl.load(log_sums_pointer + part, mask=is_owned, other=float("-inf"))
-        weight = tl.exp2(log_sum - safe)
-        values = tl.load(
-            parts_pointer + part * head_dim + column, mask=is_column & (weight > 0.0), other=0.0
-        )
-        total += weight
-        acc += weight * values
-    acc = acc / tl.where(total == 0.0, 1.0, total)
+    split = tl.arange(0, most_splits)
+    part = split.to(tl.int64) * num_tokens * heads + row
+    is_split = is_owned & (split < num_splits)
+    log_sums = tl.load(log_sums_pointer + part, mask=is_split, other=float("-inf"))
+    largest = tl.max(log_sums, axis=0)
+    weights = tl.exp2(log_sums - tl.where(largest == float("-inf"), 0.0, largest))
+    values = tl.load(
+        parts_pointer + part[:, None] * head_dim + column[None, :],
+        mask=(weights > 0.0)[:, None] & is_column[None, :],
+        other=0.0,
+    )
+    total = tl.sum(weights, axis=0)
+    acc = tl.sum(values * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
     tl.store(out_pointer + row * head_dim + column, acc, mask=is_column)
 
 
@@ -155,11 +166,12 @@ def paged_attention(
     group = heads // kv_heads
     tile_rows = max(16, power_of_two(group), min(64, power_of_two(max_query_length * group)))
     tile_queries = tile_rows // group
-    query_blocks = triton.cdiv(max_query_length, tile_queries)
+    query_blocks = ceil_div(max_query_length, tile_queries)
     columns = max(16, power_of_two(head_dim))
     is_wide = q.dtype == torch.float32
     capacity = page_table.shape[1] * page_size
-    num_splits = triton.cdiv(capacity, split_length) if split_length else 1
+    num_splits = min(MOST_SPLITS, ceil_div(capacity, split_length)) if split_length else 1
+    tile_keys = 32 if is_wide else 64
     if split_length:
         out = q.new_empty((tokens, heads, head_dim))
         parts = q.new_empty((num_splits, tokens, heads, head_dim), dtype=torch.float32)
@@ -188,7 +200,8 @@ def paged_attention(
         split_length=split_length,
         tile_rows=tile_rows,
         tile_queries=tile_queries,
-        tile_keys=32 if is_wide else 64,
+        tile_keys=tile_keys,
+        tiles_per_block=ceil_div(split_length, tile_keys),
         precision="ieee" if is_wide else "tf32",
         num_warps=4,
         num_stages=1 if is_wide else 2,
@@ -206,6 +219,7 @@ def paged_attention(
             heads=heads,
             head_dim=head_dim,
             columns=columns,
+            most_splits=MOST_SPLITS,
             num_warps=1,
             enable_fp_fusion=True,
         )
