@@ -147,7 +147,7 @@ class Bench:
             "ours_ms": lambda: self.encoder.encode_patches(x, grids),
             "direct_ms": lambda: self.direct.encode_patches(x, grids),
         }
-        times = medians_ms(calls, self.setting.device, repeats, warm=2)
+        times = medians_ms(calls, self.setting.device, repeats)
         row = {"case": name, "patches": num_patches(grids), **served(self.encoder, x, grids)}
         row |= {**times, "ratio": round(times["ours_ms"] / times["direct_ms"], 4)}
         row |= self._distance(x, grids)

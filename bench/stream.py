@@ -27,7 +27,7 @@ from bench.towers import Setting, make_encoder, patches_for, set_up, synchronize
 from ostinato import GraphConfig
 from ostinato.recording.runner import Runner
 from ostinato.vision.contract import Grid, Rung
-from ostinato.vision.encoder import Encoder
+from ostinato.vision.encoder import Encoded, Encoder
 from ostinato.vision.packing import Load
 from ostinato.vision.recorded import RecordedTower
 from ostinato.vision.rungs import SEGMENT_CAPACITIES, rung_of, tower_rungs
@@ -59,7 +59,7 @@ def run_stream(
 ) -> dict[str, Any]:
     """Latency of each request in milliseconds, from patches to finished results."""
     rows = patches_for(setting, [(1, 1, most_rows)])
-    times = []
+    times, routes = [], []
     for grids in requests:
         patches = rows[: sum(t * h * w for t, h, w in grids)]
         synchronize(setting.device)
@@ -67,6 +67,7 @@ def run_stream(
         result = serve(patches, grids)
         synchronize(setting.device)
         times.append((time.perf_counter() - begin) * 1e3)
+        routes.append(served_by(result))
         del result
     ordered = sorted(times)
     return {
@@ -75,7 +76,18 @@ def run_stream(
         "P99_ms": round(ordered[int(len(ordered) * 0.99)], 3),
         "max_ms": round(ordered[-1], 3),
         "times_ms": [round(t, 2) for t in times],
+        "routes": routes,
     }
+
+
+def served_by(result: Any) -> str:
+    """The rungs (patches x segments) of our encoder's calls, "direct" among them; "" for peers."""
+    if not (isinstance(result, list) and result and isinstance(result[0], Encoded)):
+        return ""
+    found = {id(one.route): one.route for one in result}.values()
+    return " + ".join(
+        "x".join(str(n) for _, n in route.rung) if route.rung else route.route for route in found
+    )
 
 
 class Stream:
@@ -229,7 +241,7 @@ def main() -> int:
         for way in options.ways.split(","):
             row = report.section(way, getattr(stream, way))
             if row is not None:
-                shown = {k: v for k, v in row.items() if k != "times_ms"}
+                shown = {k: v for k, v in row.items() if k not in ("times_ms", "routes")}
                 print(way, shown, flush=True)
         if all(way in report.rows for way in WAYS):
             report.section("compare", lambda: compare(report.rows))

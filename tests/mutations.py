@@ -606,7 +606,19 @@ def _idle_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = Lane._put
     monkeypatch.setattr(
-        Lane, "_put", lambda self, job, *, is_urgent: original(self, job, is_urgent=True)
+        Lane, "_put", lambda self, job, *, is_urgent, **more: original(self, job, is_urgent=True)
+    )
+
+
+@mutation("lane.long_work_is_short")
+def _long_work_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.lane import Lane
+
+    original = Lane._put
+    monkeypatch.setattr(
+        Lane,
+        "_put",
+        lambda self, job, *, is_urgent, is_long=False: original(self, job, is_urgent=is_urgent),
     )
 
 

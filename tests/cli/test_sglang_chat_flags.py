@@ -24,6 +24,8 @@ def test_the_command_of_the_readme_is_understood() -> None:
     wanted = ChatFlags(prefill_backend="tc_piecewise", max_prefill_tokens=4096, compiler="eager")
     assert read_chat_flags(COMMAND.split(), silent) == wanted
     assert read_chat_flags([], silent) == ChatFlags()
+    asked = read_chat_flags(["--cuda-graph-tc-compiler", "inductor"], silent)
+    assert asked == ChatFlags(prefill_backend="tc_piecewise", compiler="inductor")
 
 
 def test_every_flag_lands_in_its_field() -> None:

@@ -9,6 +9,7 @@ import torch
 
 import ostinato
 from ostinato.recording import cuda_census
+from ostinato.recording.cuda import CudaBackend
 from tests.gpu.conftest import Make
 from tests.gpu.gpu_mutations import assert_fails_under
 from tests.gpu.hidden import enqueue_host_function, on_stream, order, settle
@@ -136,6 +137,16 @@ def test_host_callbacks_are_refused(graph: Make) -> None:
 
     with refused("graph-node"):
         graph(calling_back).record(tensor(0, SIZE))
+
+
+def test_nobody_else_is_handed_the_stream_of_a_lane() -> None:
+    lanes = [CudaBackend(DEVICE), CudaBackend(DEVICE)]
+    handed = {torch.cuda.Stream().cuda_stream for _ in range(64)}
+    handed |= {torch.cuda.Stream(priority=-1).cuda_stream for _ in range(64)}
+    own = {lane.stream.cuda_stream for lane in lanes}
+    assert len(own) == 2 and not own & handed
+    for lane in lanes:
+        lane.close()
 
 
 def test_inside_a_foreign_capture_it_is_the_plain_callable(graph: Make) -> None:

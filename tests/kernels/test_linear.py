@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,6 +43,34 @@ def test_a_tiling_stays_within_its_bound_on_adversarial_rows(
     x, weight, bias = operands(19, 70, 200)
     reason = first_wrong_answer(operator("linear"), (x, weight, bias, activation, tiling.name))
     assert not reason, reason
+
+
+@interprets_loops
+@pytest.mark.parametrize("tiling", TILINGS, ids=lambda t: t.name)
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf", "silu", "gelu_quick"])
+def test_a_sum_beyond_fp16_is_rounded_before_it_is_activated(
+    tiling: variants.Tiling, activation: str
+) -> None:
+    """-71680 is -inf in fp16, whose activation is NaN; that of -71680 itself is -0.0."""
+    from ostinato.kernels.linear.triton import multiply
+
+    x, weight = torch.full((3, 280), 256.0).half(), torch.full((5, 280), -1.0).half()
+    weight[2:] = 0.5
+    bias = torch.zeros(5).half()
+    want = reference.linear(x, weight, bias, activation, tiling.name)
+    assert want[:, :2].isnan().all()
+    with np.errstate(all="ignore"):
+        got = multiply(x, weight, bias, activation, tiling)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_epilogue_is_not_offered_where_sums_may_overflow() -> None:
+    offered = {
+        dtype: variants.EPILOGUE
+        in variants.candidates(196, 1152, 1152, dtype, num_processors=132, has_epilogue=True)
+        for dtype in (torch.bfloat16, torch.float16)
+    }
+    assert offered == {torch.bfloat16: True, torch.float16: False}
 
 
 @interprets_loops

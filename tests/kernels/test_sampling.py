@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.kernels.sampling import sample
+from ostinato.kernels.tiles import Tile, trying
 from tests.kernels.agreement import assert_agrees
 
 
@@ -66,11 +68,46 @@ def test_any_filters(
         torch.tensor([0, 5]),
     )
     want = reference.sample(*args)
-    import numpy as np
-
     with np.errstate(all="ignore"):
         assert torch.equal(triton.sample(*args), want)
     assert want[1] == 0
+
+
+def _every_kind_of_row(vocabulary: int, spread: float) -> tuple[torch.Tensor, ...]:
+    """Greedy, bare, top-k, top-p, min-p and all of them, over logits of one spread."""
+    choices = [
+        (0.0, 0, 1.0, 0.0),
+        (0.7, 0, 1.0, 0.0),
+        (1.0, 7, 1.0, 0.0),
+        (1.0, 0, 0.9, 0.0),
+        (1.3, 50, 0.5, 0.02),
+        (1.0, vocabulary, 0.97, 0.0),
+        (1.0, 0, 1.0, 0.1),
+        (1.0, vocabulary - 40, 1.0, 0.0),
+    ]
+    rows = len(choices)
+    generator = torch.Generator().manual_seed(rows)
+    logits = torch.randn(rows, vocabulary, generator=generator) * spread
+    logits[:, 5:45] = -torch.inf
+    temperature, top_k, top_p, min_p = (torch.tensor(c) for c in zip(*choices, strict=True))
+    return logits, temperature, top_k, top_p, min_p, torch.arange(rows) + 3, torch.arange(rows)
+
+
+@pytest.mark.parametrize(("spread", "high"), [(0.01, 0.0), (3.0, 0.0), (100.0, torch.inf)])
+def test_a_row_over_many_programs_answers_as_one_alone(
+    spread: float, high: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of 64 tokens, and lists that are longer than what ``search`` looks at at a time."""
+    from ostinato.kernels.sampling import reference, triton
+
+    monkeypatch.setattr(triton, "TILE", 64)
+    args = _every_kind_of_row(200, spread)
+    args[0][3:, 150] += high
+    want = reference.sample(*args).tolist()
+    with np.errstate(all="ignore"), trying(Tile(1, 64, 4)):
+        assert triton.sample(*args).tolist() == want
+        assert triton.sample(*(a[4:5] for a in args)).tolist() == want[4:5]
+    assert len(set(want)) > 3
 
 
 def test_frequencies_are_the_softmax() -> None:

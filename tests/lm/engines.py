@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ostinato.lm.backends import FULL, PrefillBackend
 from ostinato.lm.build import EngineSizes, build_engine
 from ostinato.lm.contract import ChatDelta, Media, Prompt, SamplingParams
 from ostinato.lm.engine import Engine, Ticket
@@ -33,6 +34,8 @@ def make_engine(
     *,
     graph: GraphConfig = OFF,
     encode: Callable[[Sequence[Media]], None] = lambda media: None,
+    backend: PrefillBackend = FULL,
+    num_levels: int = 3,
     **sizes: int,
 ) -> Engine:
     chosen = {
@@ -48,7 +51,8 @@ def make_engine(
         graph=graph,
         eos_ids=frozenset({258}),
         encode=encode,
-        num_levels=3,
+        num_levels=num_levels,
+        backend=backend,
     )
     engine.start()
     return engine

@@ -13,7 +13,7 @@ PAGE = 4
 
 def sequence(length: int, first: int = 0) -> Sequence:
     prompt = Prompt.of_text([first + i for i in range(length)])
-    sampler = Sampler(SamplingParams(), 0, frozenset())
+    sampler = Sampler(SamplingParams(), 0)
     text = TextStream(lambda ids: "")
     return Sequence(prompt, sampler, text, lambda delta: None, 100, chain_of(prompt, PAGE))
 

@@ -46,7 +46,7 @@ def settle(served: Served | Graphed) -> None:
     """Wait until what is recorded off the path has been recorded."""
     if isinstance(served, Graphed):
         served = next(iter(served._served.values()))
-    served.runner.lane.run_when_idle(lambda: None).result(timeout=60)
+    served.runner.lane.run_when_idle(lambda: None, is_long=True).result(timeout=60)
 
 
 def content(value: Any) -> tuple[Any, list[tuple[Any, ...]]]:

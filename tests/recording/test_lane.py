@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ostinato.recording.lane import IDLE_SECONDS, Lane
+from ostinato.recording.lane import IDLE_SECONDS, LONG_SECONDS, Lane
 from ostinato.recording.tape import TapeLane
 from tests.mutations import assert_fails_under
 
@@ -48,6 +48,26 @@ def check_idle_work_waits() -> None:
 
 def test_idle_work_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_fails_under("lane.idle_work_is_urgent", check_idle_work_waits, monkeypatch)
+
+
+def check_long_work_waits_longer() -> None:
+    lane = Lane(TapeLane())
+    order: list[str] = []
+    lane.last_used = time.monotonic()
+    long = lane.run_when_idle(lambda: order.append("long") or time.sleep(0.1), is_long=True)
+    short = lane.run_when_idle(lambda: order.append("short"))
+    short.result(timeout=10)
+    assert not long.done()
+    long.result(timeout=10)
+    assert order == ["short", "long"]
+    assert 0.1 <= lane.long_seconds < LONG_SECONDS[2]
+    lane.close()
+
+
+def test_long_work_waits_for_a_pause_as_long_as_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert_fails_under("lane.long_work_is_short", check_long_work_waits_longer, monkeypatch)
 
 
 def test_failures_of_idle_work_stay_in_the_future(caplog: pytest.LogCaptureFixture) -> None:

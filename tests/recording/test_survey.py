@@ -85,3 +85,19 @@ def test_libraries_are_not_entered() -> None:
     found = survey(lambda x: torch.nn.functional.relu(x) + torch.pi)
     assert found.tensors == []
     assert {s.name for s in found.slots} == {"__code__", "__defaults__", "__kwdefaults__"}
+
+
+class HiddenModule:
+    """Like the types of Cython's functions: the class's module is a descriptor."""
+
+    __module__ = property(lambda self: "hidden")  # type: ignore[assignment]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_types_that_hide_their_module_are_built_in() -> None:
+    hidden = HiddenModule()
+    found = survey(lambda x: hidden(x))
+    assert found.tensors == []
+    survey(hidden)

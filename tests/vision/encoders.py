@@ -50,7 +50,7 @@ def tower_of(name: str) -> Tower:
 
 def settle(recorded: RecordedTower) -> None:
     """Wait until what was to be recorded off the path is."""
-    recorded._runner.lane.run_when_idle(lambda: None).result(timeout=60)
+    recorded._runner.lane.run_when_idle(lambda: None, is_long=True).result(timeout=60)
 
 
 def patches_for(encoder: Encoder, grids: Sequence[Grid], seed: int = 0) -> torch.Tensor:

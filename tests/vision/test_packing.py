@@ -14,13 +14,22 @@ from ostinato.vision.packing import EMPTY, EXACT_UP_TO, Load, Packer, Rung
 
 counts = st.integers(0, 30)
 lengths = st.integers(0, 400)
-loads = st.builds(
-    Load, st.integers(1, 400), st.integers(1, 20), counts, st.just(1), longest=lengths
-)
+pairs = st.integers(0, 160_000)
+loads = st.builds(Load, st.integers(1, 400), st.integers(1, 20), counts, st.just(1), lengths, pairs)
 capacities = st.builds(
-    Load, st.integers(1, 1_500), st.integers(1, 60), counts, st.integers(1, 9), longest=lengths
+    Load, st.integers(1, 1_500), st.integers(1, 60), counts, st.integers(1, 9), lengths, pairs
 )
-rungs = st.lists(st.builds(Rung, capacities, st.floats(0, 1_000)), max_size=12)
+
+
+@st.composite
+def timed_rungs(draw: st.DrawFn) -> Rung:
+    """Pairs take a part of the measured time."""
+    capacity, time_us = draw(capacities), draw(st.floats(0, 1_000))
+    part = draw(st.sampled_from((0.0, 0.5, 1.0)))
+    return Rung(capacity, time_us, pair_us=part * 0.999 * time_us / max(capacity.num_pairs, 1))
+
+
+rungs = st.lists(timed_rungs(), max_size=12)
 batches = st.lists(loads, max_size=24)
 slopes = st.tuples(st.floats(0, 500), st.floats(0, 2))
 
@@ -33,8 +42,8 @@ def total(items: list[Load]) -> Load:
     """Sums, but of lengths the largest."""
     if not items:
         return EMPTY
-    *added, lengths = zip(*items, strict=True)
-    return Load(*(sum(values) for values in added), max(lengths))
+    *added, lengths, num_pairs = zip(*items, strict=True)
+    return Load(*(sum(values) for values in added), max(lengths), sum(num_pairs))
 
 
 @settings(deadline=None)
@@ -48,9 +57,9 @@ def test_every_item_once_and_no_limit_exceeded(
         assert call.items
         assert call.load == total([batch[place] for place in call.items])
         if call.rung is not None:
-            for taken, held in zip(call.load, call.rung.capacity, strict=True):
+            for taken, held in zip(call.load[:-1], call.rung.capacity[:-1], strict=True):
                 assert taken <= held
-            assert call.time_us == call.rung.time_us
+            assert call.time_us == call.rung.time_of(call.load)
         else:
             assert call.time_us == slope[0] + slope[1] * call.load.num_tokens
 
@@ -97,7 +106,7 @@ def test_small_batches_are_solved_exactly(
 def test_the_cheapest_call_is_the_cheapest(
     rungs: list[Rung], load: Load, slope: tuple[float, float]
 ) -> None:
-    fitting = [r.time_us for r in rungs if load.fits(r.capacity)]
+    fitting = [r.time_of(load) for r in rungs if load.fits(r.capacity)]
     expected = min([*fitting, slope[0] + slope[1] * load.num_tokens])
     assert packer(rungs, slope).cheapest(load)[0] == expected
 
@@ -114,6 +123,17 @@ def test_results_and_side_data_return_in_the_callers_order(
         for call, dealt in zip(packing.calls, packing.split(adapters), strict=True)
     ]
     assert packing.restore(results) == list(zip(batch, adapters, strict=True))
+
+
+def test_several_short_segments_take_less_than_the_long_one_a_rung_was_timed_with() -> None:
+    rung = Rung(Load(100, 9, 9, 9, 100, 10_000), 10.0, pair_us=6e-4)
+    assert rung.time_of(Load(100, num_pairs=10_000)) == 10.0
+    assert rung.time_of(Load(80, num_pairs=2_000)) == pytest.approx(10 - 6e-4 * (8_000 - 400))
+    assert rung.time_of(Load(100, num_pairs=20_000)) == 10.0  # never more than was measured
+    assert rung.least_us == pytest.approx(4.0)
+    halves = [Load(50, longest=50, num_pairs=2_500)] * 2
+    joined = Packer([rung, Rung(Load(50, 1, 9, 9, 50, 2_500), 3.6)], lambda load: 99.0)
+    assert [call.rung for call in joined.pack(halves).calls] == [rung]
 
 
 def test_side_data_and_results_must_be_complete() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from ostinato import state
+from ostinato.recording import recorder
 from ostinato.vision.contract import Grid
 from ostinato.vision.encoder import Encoder
+from ostinato.vision.models.qwen3_vl import Qwen3VL
 from ostinato.vision.packing import Load
 from ostinato.vision.recorded import RecordedTower
 from tests.mutations import assert_fails_under
@@ -70,6 +75,69 @@ def test_a_ladder_that_was_not_warmed_up_is_recorded_size_by_size(
             encoder.close()
 
     assert_fails_under("demand.nothing_is_wanted", run, monkeypatch)
+
+
+def test_a_rung_costs_a_probe_a_recording_and_two_checked_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_rows: list[int] = []
+    forward = Qwen3VL.forward
+
+    def counted(self: Qwen3VL, patches: torch.Tensor, *args: Any, **bounds: int) -> Any:
+        num_rows.append(patches.shape[0])
+        return forward(self, patches, *args, **bounds)
+
+    monkeypatch.setattr(Qwen3VL, "forward", counted)
+    encoder, recorded = make(tower_of("tiny-qwen3-vl"))
+    rung = next(rung for rung in recorded._rungs if rung.num_segments == 8)
+    recorded.record(rung)
+    assert recorded.entry_of(rung) is not None
+    *padded, unpadded = num_rows
+    assert padded == 3 * [rung.num_patches]
+    assert unpadded < rung.num_patches
+    encoder.close()
+
+
+def test_a_tower_is_watched_at_its_first_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_probes = 0
+    watched = recorder.probe
+
+    def counted(*args: Any, **more: Any) -> Any:
+        nonlocal num_probes
+        num_probes += 1
+        return watched(*args, **more)
+
+    monkeypatch.setattr(recorder, "probe", counted)
+    encoder, recorded = make(tower_of("tiny-qwen3-vl"))
+    for rung in recorded._rungs[-3:]:
+        recorded.record(rung)
+        assert recorded.entry_of(rung) is not None
+    assert num_probes == 1
+    encoder.close()
+
+
+@pytest.mark.parametrize("capacity", [8, 64])
+def test_a_recording_that_has_baked_its_boundaries_is_refused(
+    capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baked: list[torch.Tensor] = []
+    forward = Qwen3VL.forward
+
+    def baking(self: Qwen3VL, patches: torch.Tensor, layout: Any, **bounds: int) -> Any:
+        if state.is_recording():
+            layout = layout._replace(segment_offsets=baked[0])
+        elif not baked:
+            baked.append(layout.segment_offsets.clone())
+        return forward(self, patches, layout, **bounds)
+
+    monkeypatch.setattr(Qwen3VL, "forward", baking)
+    encoder, recorded = make(tower_of("tiny-qwen3-vl"))
+    rung = next(rung for rung in recorded._rungs if rung.num_segments == capacity)
+    recorded.record(rung)
+    assert recorded.entry_of(rung) is None
+    (reason,) = encoder.stats().refusals.values()
+    assert "is not the direct call's" in reason
+    encoder.close()
 
 
 def evicted(name: str = "tiny-qwen3-vl") -> tuple[Encoder, RecordedTower]:

@@ -199,7 +199,8 @@ def _idle(peers: Peers, rows: dict[str, Any], device: torch.device) -> dict[str,
             busy_ms = kernels.get("kernels_ms", 0.0) + kernels.get("copies_ms", 0.0)
             row: dict[str, Any] = {}
             for spelling, is_queued in (("", False), ("queued_", True)):
-                took_ms = device_ms(call, device, is_queued=is_queued)
+                repeats = 7 if name == "observation" else 3  # the denoising of base takes seconds
+                took_ms = device_ms(call, device, is_queued=is_queued, repeats=repeats)
                 row[f"{spelling}event_ms"] = round(took_ms, 4)
                 if busy_ms:
                     share = 100 * (1 - busy_ms / took_ms)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ import torch
 import ostinato
 from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import ChatFlags
-from ostinato.errors import InputError, WeightsError
+from ostinato.errors import InputError, PromptTooLong, RefusedItem, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.lm.contract import TokenLogprob as EngineLogprob
 from ostinato.lm.engine import Ticket
@@ -33,6 +34,7 @@ from ostinato.weights.files import find_shipped, open_files
 
 if TYPE_CHECKING:
     from ostinato.kernels.gate import Numerics
+    from ostinato.lm.backends import Compiler, Name
 
 CHAT_TYPES = frozenset({"qwen2_5_vl", "qwen3_vl"})
 
@@ -56,7 +58,7 @@ class ChatAdapter:
 
     @property
     def defaults(self) -> Sampling:
-        return Sampling()
+        return Sampling(**asdict(self._chat.config.sampling))
 
     @property
     def max_context_tokens(self) -> int:
@@ -76,7 +78,8 @@ class ChatAdapter:
         def tell(delta: ChatDelta) -> None:
             on_delta(self._delta(delta))
 
-        return self._chat.submit(_given(prompt), params, tell)
+        with _places_of(prompt):
+            return self._chat.submit(_given(prompt), params, tell)
 
     def _delta(self, delta: ChatDelta) -> Delta:
         return Delta(
@@ -96,7 +99,8 @@ class ChatAdapter:
         return raw.decode(errors="replace"), raw
 
     def tokenize(self, prompt: Prompt) -> Sequence[int]:
-        return self._chat.tokenize(_given(prompt))
+        with _places_of(prompt):
+            return self._chat.tokenize(_given(prompt))
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._chat.detokenize(token_ids)
@@ -145,6 +149,32 @@ def _given(prompt: Prompt) -> object:
     ]
 
 
+@contextmanager
+def _places_of(prompt: Prompt) -> Iterator[None]:
+    """Errors name the field of the request, where the chat's own name its messages' parts."""
+    try:
+        yield
+    except RefusedItem as refused:
+        raise RefusedItem(_place(prompt, refused.place), refused.cause) from refused
+    except PromptTooLong as refused:
+        field = "messages" if isinstance(prompt, Conversation) else "prompt"
+        raise PromptTooLong(str(refused), place=field) from refused
+
+
+def _place(prompt: Prompt, own: str) -> str:
+    if not isinstance(prompt, Conversation):
+        return "prompt"
+    for i, message in enumerate(prompt.messages):
+        for j, part in enumerate(message.parts):
+            here = f"messages[{i}].content[{j}]"
+            if isinstance(part, Media):
+                if own == f"{here}.{part.kind}":
+                    return part.place
+            elif own == here:  # a text alone may have come without a list around it
+                return here if len(message.parts) > 1 else f"messages[{i}].content"
+    return own
+
+
 def _part(part: Text | Media) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
@@ -154,20 +184,9 @@ def _part(part: Text | Media) -> dict[str, Any]:
 def load_chat_service(
     model: str, settings: Settings, flags: ChatFlags | None = None, *, device: str
 ) -> ChatAdapter:
-    """The service for a chat: loaded and recorded.
-
-    Prefill is recorded whole, one recording for each number of tokens, whichever backend of
-    recording the flags name; what is not done as asked is said in the log.
-    """
+    """The service for a chat: loaded and recorded; what is not done as asked is said in the log."""
     flags = flags or ChatFlags()
     chosen = settings.encoder
-    is_whole = flags.prefill_backend in (None, "full")
-    is_on = settings.is_recording_on and flags.prefill_backend != "disabled"
-    if not is_whole and is_on:
-        logging.getLogger("ostinato").info(
-            "--cuda-graph-backend-prefill %s: prefill is recorded whole (full)",
-            flags.prefill_backend,
-        )
     if not flags.is_prefix_cache_on:
         logging.getLogger("ostinato").info("--disable-radix-cache: equal beginnings are shared")
     most = max([0, *flags.decode_rungs, flags.max_decode or 0, flags.max_running or 0])
@@ -176,7 +195,7 @@ def load_chat_service(
         wished.append(flags.max_prefill_tokens or 0)
     largest = max(wished)
     graph = ostinato.GraphConfig(
-        mode="auto" if is_on else "off",
+        mode="auto" if settings.is_recording_on else "off",
         budget_bytes=chosen.budget_bytes,
         ladder_ratio=chosen.ladder_ratio,
         cache_dir=settings.cache_on(device),
@@ -196,6 +215,8 @@ def load_chat_service(
         max_waiting=settings.server.max_queued,
         decode_rungs=_up_to(flags.decode_rungs, most),
         prefill_rungs=_up_to(flags.prefill_rungs, largest),
+        prefill_backend=cast("Name | None", flags.prefill_backend),
+        prefill_compiler=cast("Compiler", flags.compiler or "eager"),
         top_patches=chosen.top_patches,
         workers=chosen.num_workers,
         **options,

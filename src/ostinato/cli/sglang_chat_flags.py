@@ -86,14 +86,14 @@ UNDERSTOOD: Mapping[str, _Reader] = {
     "--cuda-graph-backend-prefill": _Reader(
         "prefill_backend",
         _one_of(BACKENDS),
-        "full or disabled; the others are served by full and say so",
+        "how prefill is recorded; by default the fastest on this machine (docs/chat.md)",
     ),
     "--cuda-graph-max-bs-prefill": _Reader(
         "max_prefill_tokens", _size, "largest recorded prefill, in tokens"
     ),
     "--cuda-graph-bs-prefill": _Reader("prefill_rungs", _sizes, "recorded prefills, in tokens"),
     "--cuda-graph-tc-compiler": _Reader(
-        "compiler", _one_of(COMPILERS), "nothing is compiled: prefill is recorded whole"
+        "compiler", _one_of(COMPILERS), "of tc_piecewise, which it asks for; eager compiles nothing"
     ),
     "--cuda-graph-bs-decode": _Reader("decode_rungs", _sizes, "recorded decodes, in answers"),
     "--cuda-graph-max-bs-decode": _Reader(
@@ -177,11 +177,13 @@ def read_chat_flags(arguments: Sequence[str], echo: Callable[[str], object]) -> 
         else:
             rest.append(flag)
     shared.check_flags(rest, echo, fates())
+    if said.get("compiler") is not None:
+        said.setdefault("prefill_backend", "tc_piecewise")
     return _checked(ChatFlags(**said))
 
 
 def _checked(flags: ChatFlags) -> ChatFlags:
-    if flags.compiler is not None and flags.prefill_backend not in (None, "tc_piecewise"):
+    if flags.compiler is not None and flags.prefill_backend != "tc_piecewise":
         raise ConfigError(
             f"--cuda-graph-tc-compiler {flags.compiler}: expected with "
             f"--cuda-graph-backend-prefill tc_piecewise, not {flags.prefill_backend}"

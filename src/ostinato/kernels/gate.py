@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,6 +28,9 @@ from ostinato.kernels.timing import Timer, device_seconds
 Numerics = Literal["reference", "fast", "invariant"]
 SLOWER_THAN = 1.05
 """A kernel that takes this many times as long as the reference is refused; room for noise."""
+
+MAX_FORMS = 16_384
+"""Forms of calls whose verdict is at hand; beyond so many they are looked up anew."""
 
 _log = logging.getLogger(__name__)
 _numerics: ContextVar[Numerics] = ContextVar("ostinato_numerics", default="fast")
@@ -78,6 +81,7 @@ class Gate:
         self._verdicts: dict[Signature, Verdict] = {}
         self._recorded: set[Signature] = set()
         self._generation = 0
+        self._ready: dict[Form, _Ready] = {}
 
     def generation(self) -> int:
         """Rises whenever a signature that a recording has used is served differently from then on.
@@ -94,17 +98,41 @@ class Gate:
 
     def serve(self, operator: Operator, args: tuple[Any, ...], **out: torch.Tensor) -> Any:
         """Compute ``operator`` for ``args``, fused where that is proven, else by the reference."""
-        signature = signature_of(operator, args)
-        if signature is None:
-            return operator.reference(*args)
-        if self._may_run_fused(operator, signature, args):
+        form = form_of(operator, args)
+        ready = self._ready.get(form)
+        if ready is None:
+            signature = signature_of(operator, args)
+            if signature is None:
+                return operator.reference(*args)
+            ready = self._look_up(form, operator, signature, args)
+        elif _is_recording(ready.is_cuda):
+            self._recorded.add(ready.signature)
+        if ready.is_fused:
             try:
                 return operator.kernel(*args, **out)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
-                self._decide(signature, Verdict(False, False, f"it raised {_one_line(error)}"))
+                reason = f"it raised {_one_line(error)}"
+                self._decide(ready.signature, Verdict(False, False, reason))
         return operator.reference(*args)
+
+    def _look_up(
+        self, form: Form, operator: Operator, signature: Signature, args: tuple[Any, ...]
+    ) -> _Ready:
+        """What becomes of calls of this form, kept for the next one unless it is not known yet."""
+        is_cuda = signature.device.startswith("cuda")
+        is_fused = self._may_run_fused(operator, signature, args, is_cuda=is_cuda)
+        with self._lock:
+            verdict = self._verdicts.get(signature)
+            # Another thread may have refused it meanwhile: this call still runs as it was decided.
+            is_settled = is_fused == self._is_served(operator, verdict)
+            ready = _Ready(signature, is_fused, is_cuda)
+            if verdict is not None and is_settled:
+                if len(self._ready) >= MAX_FORMS:
+                    self._ready.clear()
+                self._ready[form] = ready
+        return ready
 
     def check(self, operator: Operator, args: tuple[Any, ...]) -> Verdict:
         """Check the signature of ``args`` now, whatever was known of it, and keep the verdict."""
@@ -125,10 +153,10 @@ class Gate:
                 return self._decide(signature, self._timed(operator, args))
 
     def _may_run_fused(
-        self, operator: Operator, signature: Signature, args: tuple[Any, ...]
+        self, operator: Operator, signature: Signature, args: tuple[Any, ...], *, is_cuda: bool
     ) -> bool:
         verdict = self._verdicts.get(signature)
-        if _is_recording(args):
+        if _is_recording(is_cuda):
             self._recorded.add(signature)
         elif verdict is None:
             with self._lock:
@@ -136,6 +164,11 @@ class Gate:
                 if verdict is None:
                     found = self._examine(operator, args, signature.capability)
                     verdict = self._decide(signature, found)
+        return self._is_served(operator, verdict)
+
+    @staticmethod
+    def _is_served(operator: Operator, verdict: Verdict | None) -> bool:
+        """Whether the kernel serves under this context's numerics."""
         if verdict is None or not verdict.is_right:
             return False
         numerics = _numerics.get()
@@ -148,6 +181,8 @@ class Gate:
             before = self._verdicts.get(signature)
             was_fused = before is not None and not before.reason
             self._verdicts[signature] = verdict
+            if before is not None:
+                self._ready.clear()
             if signature in self._recorded and was_fused != (not verdict.reason):
                 self._generation += 1
                 state.verdicts.changed()
@@ -223,6 +258,35 @@ def _scratch(operator: Operator, args: tuple[Any, ...]) -> list[Any]:
     ]
 
 
+Form = tuple[object, ...]
+"""A call as precisely as it comes cheaply: forms that are equal have equal signatures."""
+
+
+class _Ready(NamedTuple):
+    """What becomes of calls of one form."""
+
+    signature: Signature
+    is_fused: bool
+    is_cuda: bool
+
+
+def form_of(operator: Operator, args: tuple[Any, ...]) -> Form:
+    """The form of a call. An operator's arguments have one Python type each, as its schema says."""
+    form: list[object] = [operator, _numerics.get()]
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            form += (
+                value.get_device(),
+                value.dtype,
+                value.shape,
+                value.stride(),
+                value.data_ptr() & 15,
+            )
+        else:
+            form.append(value)
+    return tuple(form)
+
+
 def signature_of(operator: Operator, args: tuple[Any, ...]) -> Signature | None:
     """The signature of a call, or ``None`` for a call without rows."""
     described: list[object] = []
@@ -273,11 +337,8 @@ def _versions() -> tuple[str, str]:
         return torch.__version__, "none"
 
 
-def _is_recording(args: Sequence[Any]) -> bool:
-    if state.is_recording():
-        return True
-    on_cuda = any(isinstance(x, torch.Tensor) and x.is_cuda for x in args)
-    return on_cuda and torch.cuda.is_current_stream_capturing()
+def _is_recording(is_cuda: bool) -> bool:
+    return state.is_recording() or (is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _one_line(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -93,8 +94,10 @@ def register(
 def lazy_kernel(package: str, name: str) -> Callable[..., Any]:
     """``package.triton.name``, imported at its first call: nothing of Triton is loaded before."""
 
+    module = cache(lambda: import_module(f"{package}.triton"))
+
     def kernel(*args: Any, **out: torch.Tensor) -> Any:
-        return getattr(import_module(f"{package}.triton"), name)(*args, **out)
+        return getattr(module(), name)(*args, **out)
 
     return kernel
 
@@ -135,13 +138,16 @@ def _copy_into(out: torch.Tensor, result: torch.Tensor, name: str) -> None:
     out.copy_(result)
 
 
+@cache
+def _gate() -> Any:
+    return import_module("ostinato.kernels.gate")
+
+
 def _cuda_implementation(operator: Operator) -> Callable[..., Any]:
     def implementation(*args: Any, **kwargs: Any) -> Any:
-        from ostinato.kernels.gate import GATE
-
         resolved = args if operator.resolve is None else operator.resolve(args)
         if resolved is None:
             return operator.reference(*args)
-        return GATE.serve(operator, resolved, **kwargs)
+        return _gate().GATE.serve(operator, resolved, **kwargs)
 
     return implementation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 
@@ -15,11 +16,17 @@ def as_rows(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(-1) == 1 or rows.numel() == 0 else rows.contiguous()
 
 
+def ceil_div(n: int, step: int) -> int:
+    """``n / step`` rounded up. (``triton.cdiv`` unwraps its arguments first: microseconds.)"""
+    return -(-n // step)
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n`` (``n`` >= 1)."""
     return 1 << (n - 1).bit_length()
 
 
+@cache
 def whole_row_tile(width: int, *, elements: int = 2048) -> tuple[int, int, int]:
     """(rows, columns, warps) of a program that holds whole rows: for reductions over a row."""
     columns = power_of_two(width)
@@ -28,6 +35,7 @@ def whole_row_tile(width: int, *, elements: int = 2048) -> tuple[int, int, int]:
     return rows, columns, warps
 
 
+@cache
 def part_row_tile(width: int, *, elements: int = 2048) -> tuple[int, int, int]:
     """(rows, columns, warps) of a program that may hold a part of a row: for elementwise work.
 

@@ -49,6 +49,8 @@ class Selector:
         self._path: Path | None = None
         self._choices: dict[str, str] = {}
         self._assumed: set[str] = set()
+        self.edition = 0
+        """Rises with every change of the table: what was chosen before may be chosen otherwise."""
         self.keep_in(directory)
 
     def choose(self, operator: str, shape_class: str, variants: Variants) -> str:
@@ -70,6 +72,7 @@ class Selector:
                 with state.checking():
                     self._choices[key] = self._fastest(variants) or first
                 self._write()
+                self.edition += 1
                 if key in self._assumed and self._choices[key] != first:
                     state.verdicts.changed()  # a recording holds the first one
             return self._choices[key]
@@ -86,6 +89,7 @@ class Selector:
                 digest = hashlib.sha256(self._machine.encode()).hexdigest()[:16]
                 self._path = directory / f"variants-{digest}.json"
                 self._choices = self._read() | self._choices
+                self.edition += 1
 
     def _fastest(self, variants: Variants) -> str | None:
         usable = {}

@@ -12,7 +12,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.triton_math import divide, divide_sigmoid, erf, exp, fma, tanh, through
+from ostinato.kernels.triton_math import (
+    divide,
+    divide_sigmoid,
+    erf,
+    exp,
+    fma,
+    near_reciprocal,
+    tanh,
+    through,
+)
 
 
 @triton.jit
@@ -37,6 +46,20 @@ def activated(x, pointer, name: tl.constexpr):
         one = tl.full(x.shape, 1.0, tl.float32)
         y = x * through(_divide(one, 1.0 + exp(-scaled), pointer), pointer)
     return y
+
+
+@triton.jit
+def activated_nearly(x, pointer, name: tl.constexpr):
+    """``activated`` for close operators: tanh's GELU as ``x * sigmoid``, a fifth of the work.
+
+    0.5 (1 + tanh z) is 1 / (1 + exp(-2 z)), here by the card's exp2 and reciprocal: a relative
+    error of some fp32 units of max(1, |z|). tanh itself is off by more where 1 + tanh cancels.
+    """
+    if name == "gelu_tanh":
+        inner = fma(tl.full(x.shape, 0.044715, tl.float32), x * x * x, x)
+        return x * near_reciprocal(1.0 + tl.exp2(inner * -2.302208198144325))
+    else:
+        return activated(x, pointer, name)
 
 
 @triton.jit

@@ -46,7 +46,7 @@ if IS_INTERPRETED:
         return odd.float()
 
     fma = _by_torch(_rounded_once)
-    _reciprocal = _by_torch(torch.reciprocal)
+    near_reciprocal = _by_torch(torch.reciprocal)
 
     @triton.jit
     def through_pairs(x, pointer):
@@ -84,7 +84,8 @@ else:
         return tl.fma(x, y, z)
 
     @triton.jit
-    def _reciprocal(x):
+    def near_reciprocal(x):
+        """Off by a unit at most; what is denormal is zero."""
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -172,7 +173,7 @@ def divide_sigmoid(x, y):
     by = tl.where(y > 1.8446744073709552e19, 5.421010862427522e-20, 1.0)
     x *= by
     y *= by
-    near = _reciprocal(y)
+    near = near_reciprocal(y)
     one = tl.full(y.shape, 1.0, tl.float32)
     reciprocal = fma(fma(near * -1.0, y, one), near, near)
     quotient = _corrected(x * reciprocal, x, y, reciprocal)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ostinato.errors import ConfigError
 from ostinato.kernels.gate import Numerics
+from ostinato.lm.backends import FULL, PrefillBackend
 from ostinato.lm.contract import LmConfig
 from ostinato.lm.decode import Decode
 from ostinato.lm.engine import EncodeMedia, Engine
@@ -20,10 +21,12 @@ from ostinato.lm.kv_cache import PagePool
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.prefill import Prefill
 from ostinato.lm.scheduler import Scheduler
+from ostinato.lm.slots import Slots
 from ostinato.lm.step import RecordedStep, Step
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
 from ostinato.recording.ladder import Ladder
+from ostinato.recording.runner import Runner
 
 SCRATCH_PAGES = 1
 SMALLEST_CHUNK = 32
@@ -120,6 +123,11 @@ def make_cache(config: LmConfig, num_pages: int, page_size: int, like: Tensor) -
     )
 
 
+def make_slots(model: Qwen, sizes: EngineSizes) -> Slots:
+    """One for each sequence that runs at once."""
+    return Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
+
+
 def build_engine(
     model: Qwen,
     sizes: EngineSizes,
@@ -129,10 +137,12 @@ def build_engine(
     encode: EncodeMedia,
     num_levels: int,
     numerics: Numerics = "fast",
+    backend: PrefillBackend = FULL,
     warm_up: bool = True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Engine:
-    """An engine that has not started. ``num_levels``: DeepStack levels of a row of media.
+    """An engine that has not started. ``num_levels``: DeepStack levels of a row of media;
+    ``backend``: of prefill.
 
     With ``warm_up`` every rung is recorded now; without, every step is direct. ``progress`` is
     told what is being recorded. ``numerics="invariant"`` works with ``invariant_sizes``, and
@@ -142,7 +152,8 @@ def build_engine(
     if is_invariant:
         sizes = invariant_sizes(sizes)
     cache = make_cache(model.config, sizes.num_pages, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
+    slots = make_slots(model, sizes)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics, backend)
     if warm_up:
         with torch.inference_mode():
             progress("prefill")
@@ -164,6 +175,7 @@ def build_engine(
         scheduler,
         prefill,
         decode,
+        slots,
         page_size=sizes.page_size,
         max_length=sizes.max_length,
         max_waiting=sizes.max_waiting,
@@ -179,40 +191,52 @@ def largest_recordings_bytes(
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics = "fast",
+    backend: PrefillBackend = FULL,
 ) -> int:
-    """Bytes of the largest prefill and decode recordings, made against a cache of scratch alone and
-    dropped again: what must stay free beside the cache. 0 where nothing is recorded.
+    """Bytes of the slots, and of the largest prefill and decode recordings, made against a cache of
+    scratch alone and dropped again: what must stay free beside the cache.
     """
+    slots = make_slots(model, sizes)
     if graph.mode == "off":
-        return 0
+        return slots.num_bytes
     if numerics == "invariant":
         sizes = invariant_sizes(sizes)
     budget = shared_runner(model.table.device, graph).budget
     before = budget.held()
     cache = make_cache(model.config, 0, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics, backend)
     try:
         with torch.inference_mode():
             prefill.record(largest_only=True)
             decode.record(largest_only=True)
-        return max(budget.held() - before, 0)
+        return slots.num_bytes + max(budget.held() - before, 0)
     finally:
         prefill.recorded.close()
         decode.recorded.close()
 
 
-def _steps(
+def make_prefill(
+    backend: PrefillBackend,
     model: Qwen,
     sizes: EngineSizes,
     cache: Tensor,
+    slots: Slots,
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics,
-) -> tuple[Prefill, Decode]:
-    step, like = Step(model, cache), model.table
-    runner = None if graph.mode == "off" else shared_runner(like.device, graph)
-    prefill = Prefill(
-        RecordedStep("prefill", step, runner, graph, numerics=numerics),
+) -> Prefill:
+    """The prefill of one cache; nothing is recorded yet."""
+    like = model.table
+    recorded = RecordedStep(
+        "prefill",
+        Step(model, cache, slots, backend.forward),
+        _runner(graph, like) if backend.name != "disabled" else None,
+        graph,
+        numerics=numerics,
+        is_breakable=backend.name == "breakable",
+    )
+    return Prefill(
+        recorded,
         sizes.prefill_ladder,
         page_size=sizes.page_size,
         max_pages=sizes.max_pages,
@@ -221,10 +245,28 @@ def _steps(
         device=like.device,
         dtype=like.dtype,
     )
+
+
+def _steps(
+    model: Qwen,
+    sizes: EngineSizes,
+    cache: Tensor,
+    slots: Slots,
+    graph: GraphConfig,
+    num_levels: int,
+    numerics: Numerics,
+    backend: PrefillBackend,
+) -> tuple[Prefill, Decode]:
+    prefill = make_prefill(backend, model, sizes, cache, slots, graph, num_levels, numerics)
+    runner = _runner(graph, model.table)
     decode = Decode(
-        RecordedStep("decode", step, runner, graph, numerics=numerics),
+        RecordedStep("decode", Step(model, cache, slots), runner, graph, numerics=numerics),
         sizes.decode_ladder,
         page_size=sizes.page_size,
         max_pages=sizes.max_pages,
     )
     return prefill, decode
+
+
+def _runner(graph: GraphConfig, like: Tensor) -> Runner | None:
+    return None if graph.mode == "off" else shared_runner(like.device, graph)

@@ -1,4 +1,4 @@
-"""Prefill: chunks of several prompts, padded to a rung of tokens; one full recording each.
+"""Prefill: chunks of several prompts, padded to a rung of tokens; one recording each.
 
 Rows of media replace embeddings by index: they are gathered on the device into one static input,
 so a prompt with images replays as one without does. Text alone has recordings of its own, which
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.lm.contract import Batch, Media
-from ostinato.lm.sampling import choosing
+from ostinato.lm.sampling import TRIAL, choosing
 from ostinato.lm.scheduler import Chunk
 from ostinato.lm.step import Inputs, RecordedStep
 from ostinato.recording.ladder import Ladder
@@ -62,15 +62,21 @@ class Prefill:
         """Record every rung, largest first, with media and without."""
         sizes = self._ladder.rungs[-1:] if largest_only else self._ladder.rungs
         for size in reversed(sizes):
-            inputs = self._inputs((), size)
-            inputs.batch.slots[: self._page_size] = torch.arange(min(size, self._page_size))
-            inputs.batch.kv_lengths[0] = min(size, self._max_pages * self._page_size)
-            inputs.batch.query_offsets[1:] = inputs.batch.kv_lengths[0]
+            inputs = self.scratch(size)
             generator = torch.Generator(self._padding.device).manual_seed(size)
             features = self._padding.repeat(size, 1).normal_(generator=generator)
             sources = torch.arange(size) - size // 2  # text, then media
+            inputs = inputs._replace(by=choosing([TRIAL] * self._max_chunks, self._max_chunks))
             self.recorded.record(inputs._replace(sources=sources, features=features), size)
             self.recorded.record(inputs, size)
+
+    def scratch(self, size: int) -> Inputs:
+        """Inputs of a rung, of text, that read and write the page of scratch alone."""
+        inputs = self._inputs((), size)
+        inputs.batch.slots[: self._page_size] = torch.arange(min(size, self._page_size))
+        inputs.batch.kv_lengths[0] = min(size, self._max_pages * self._page_size)
+        inputs.batch.query_offsets[1:] = inputs.batch.kv_lengths[0]
+        return inputs
 
     def _inputs(self, chunks: Ordered[Chunk], size: int) -> Inputs:
         count = self._max_chunks
@@ -91,7 +97,7 @@ class Prefill:
             offsets[i + 1 :], lengths[i], last[i] = past, end, past - 1
             row = past
         given = (positions, slots, table, offsets, lengths, last)
-        by = choosing([(chunk.sequence.sampler, chunk.end) for chunk in chunks], count)
+        by = choosing([chunk.draw for chunk in chunks], count)
         return Inputs(torch.from_numpy(ids), Batch(*map(torch.from_numpy, given)), by)
 
     @staticmethod

@@ -7,7 +7,7 @@ does not depend on whether anything is recorded. Nothing is recorded while someb
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, using_numerics
 from ostinato.lm.contract import Batch, LanguageModel
 from ostinato.lm.sampling import Choosing, choose
+from ostinato.lm.slots import Slots
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.region import Region
 from ostinato.recording.runner import Runner
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 class Inputs(NamedTuple):
     """Of T rows and B sequences, padded to a rung, on the host but for ``features``.
 
+    ``ids``: (T,) int64; -s is the newest token of slot s, which the host may not know yet.
     ``sources``: (T,) int64, the row of ``features`` that replaces a token's embedding, negative for
     text. ``features``: (T, width * (1 + DeepStack levels)) on the device. Both or neither.
     """
@@ -44,11 +46,23 @@ class Inputs(NamedTuple):
 
 
 class Step:
-    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache only."""
+    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache and to
+    what the device remembers of a sequence.
 
-    def __init__(self, model: LanguageModel, cache: Tensor) -> None:
+    ``forward``: the model's own unless it is called in another way, with the same arguments.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: Tensor,
+        slots: Slots,
+        forward: Callable[..., Tensor] | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache
+        self.slots = slots
+        self.forward = forward or model
 
     def run(
         self,
@@ -61,7 +75,7 @@ class Step:
         max_query_length: int,
     ) -> tuple[Tensor, Tensor]:
         """Tokens (B,) int64 and logits (B, num_tokens), penalties left out."""
-        x = self.model.embed(ids)
+        x = self.model.embed(self.slots.known(ids))
         deepstack: tuple[Tensor, ...] = ()
         if sources is not None and features is not None:
             is_media = (sources >= 0)[:, None]
@@ -69,10 +83,12 @@ class Step:
             main, *levels = rows.split(x.shape[1], dim=1)
             x = torch.where(is_media, main, x)
             deepstack = tuple(torch.where(is_media, level, 0.0) for level in levels)
-        logits = self.model(
+        logits = self.forward(
             x, batch, self.cache, max_query_length=max_query_length, deepstack=deepstack
         )
-        return choose(logits, by), logits
+        tokens = choose(self.slots.penalised(logits, by), by)
+        self.slots.keep(tokens, by)
+        return tokens, logits
 
 
 class RecordedStep:
@@ -86,6 +102,7 @@ class RecordedStep:
         graph: GraphConfig,
         *,
         numerics: Numerics = "fast",
+        is_breakable: bool = False,
     ) -> None:
         self._name = name
         self._step = step
@@ -93,6 +110,7 @@ class RecordedStep:
         self._runner = runner if graph.mode != "off" else None
         self._config = replace(graph, mode="exact", min_hits=NEVER_ON_THE_PATH)
         self._numerics: Numerics = numerics
+        self._is_breakable = is_breakable
         self._counters = Counters()
         self._rungs: dict[tuple[int, int, bool], Served] = {}
 
@@ -126,10 +144,11 @@ class RecordedStep:
             f"{self._name} of {inputs.ids.shape[0]}",
             self._step.run,
             uploads=frozenset(range(NUM_UPLOADED + (inputs.sources is not None))),
-            state=(self._step.cache,),
+            state=(self._step.cache, *self._step.slots.state),
             gate_inputs=[(given, how)],
             is_private=True,
             is_timed=False,
+            is_breakable=self._is_breakable,
         )
         served = self._runner.serve(region, self._config, self._counters)
         try:

@@ -48,10 +48,19 @@ class Pool(Protocol):
     def warm_up(self, body: Body) -> Any:
         """Run the body for real where it will be recorded; returns what the body returns."""
 
-    def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> Recorded:
-        """Record the body without keeping any effect of it.
+    def record(
+        self,
+        body: Body,
+        *,
+        generators: Sequence[torch.Generator] = (),
+        is_counted: bool = True,
+        is_breakable: bool = False,
+    ) -> Recorded:
+        """Record the body without keeping any effect of it. ``is_counted``: compare the kernels of
+        a direct call with those recorded, where the backend can; else that was done before.
 
-        ``generators`` are the private random generators that the body draws from. Raises
+        ``generators`` are the private random generators that the body draws from;
+        ``is_breakable``: see ``Region``. Raises
         ``RecordingRefused`` (``CaptureFailed`` when the backend gave up half-way); afterwards the
         process is as before: stream, allocator, random state, other recordings.
         """

@@ -126,7 +126,9 @@ class Choice:
         if forced == "exact" or is_on_path:
             return recordings.record_exact(request)
         if hits >= (self._config.promote_hits if self._region.grows else self._config.min_hits):
-            recordings.later(("exact", key), request, recordings.record_exact)
+            is_served = bool(self._region.grows)
+            make = recordings.record_exact
+            recordings.later(("exact", key), request, make, is_served=is_served)
         return None
 
     def _rung_for(self, request: Request, forced: str | None) -> tuple[Entry | None, Sizes | None]:
@@ -152,6 +154,7 @@ class Choice:
                     ("rung", request.key, wanted),
                     request,
                     lambda copied: recordings.record_rung(family, wanted, copied),
+                    is_served=False,
                 )
         return family.best(sizes), sizes
 

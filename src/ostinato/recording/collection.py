@@ -180,8 +180,18 @@ class Collection:
         """A rung has served its first call."""
         self._remembered.keep_rung(family.key, rung)
 
-    def later(self, what: Hashable, request: Request, make: Callable[[Request], Any]) -> None:
-        """Make a recording once the lane is idle, from copies of this call's inputs."""
+    def later(
+        self,
+        what: Hashable,
+        request: Request,
+        make: Callable[[Request], Any],
+        *,
+        is_served: bool,
+    ) -> None:
+        """Make a recording once the lane is idle, from copies of this call's inputs.
+
+        ``is_served``: another recording serves such calls meanwhile, so there is time for it.
+        """
         if what in self._pending:
             return
         self._pending.add(what)
@@ -196,7 +206,7 @@ class Collection:
             finally:
                 self._pending.discard(what)
 
-        self._runner.lane.run_when_idle(job)
+        self._runner.lane.run_when_idle(job, is_long=is_served)
 
     def _make(
         self,
@@ -226,6 +236,7 @@ class Collection:
                 gate_sets=[self._gate_set(call, key, "rung" not in more) for call in gate_calls],
                 direct=request.direct,
                 known_times=self._remembered.times(key),
+                direct_us=request.direct_us,
                 **more,
             )
             entry = self._runner.make(order, self._counters, find, keep)

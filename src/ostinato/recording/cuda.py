@@ -1,16 +1,15 @@
 """The CUDA backend: the only place, with its ``cuda_*`` neighbours, that names graphs, pools and
 streams.
 
-Captures are begun and ended by hand: ``torch.cuda.graph`` synchronises the device and flushes the
-allocator's cache each time. Warm-ups allocate from the pool that the capture will use, so a
-recording reserves its temporaries once. Replays run on the caller's own stream; what orders two
-of them is ``join`` (docs/decisions/0002).
+Warm-ups allocate from the pool that the capture will use, so a recording reserves its temporaries
+once. Replays run on the caller's own stream; what orders two of them is ``join``
+(docs/decisions/0002).
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,41 +19,11 @@ from ostinato.errors import CaptureFailed, RecordingRefused
 from ostinato.recording import cuda_census, cuda_heal, cuda_sync
 from ostinato.recording.backend import Body
 from ostinato.recording.collecting import collection_held_off
+from ostinato.recording.cuda_breakable import BreakableCapture, is_installed
+from ostinato.recording.cuda_capture import Capture, CudaRecorded
 
 MAX_FAILED_CAPTURES = 16
 """After so many in one process no more are tried: each leaves its graph and its pool behind."""
-
-
-class CudaRecorded:
-    """Graphs, and the direct calls between them, in order."""
-
-    def __init__(
-        self,
-        graphs: list[torch.cuda.CUDAGraph],
-        steps: list[Callable[[], None]],
-        num_nodes: int,
-        bytes_per_node: int,
-    ) -> None:
-        self._graphs = graphs
-        self.num_nodes = num_nodes
-        self.num_pieces = len(graphs)
-        self.bytes_held = num_nodes * bytes_per_node
-        self._steps = steps
-        self.replay = steps[0] if len(steps) == 1 else self._replay_all
-
-    def _replay_all(self) -> None:
-        for step in self._steps:
-            step()
-
-    def free(self) -> None:
-        self.replay = _freed
-        for graph in self._graphs:
-            graph.reset()
-        self._graphs, self._steps = [], []
-
-
-def _freed() -> None:
-    raise RuntimeError("replay of a recording that was freed")
 
 
 class CudaPool:
@@ -74,16 +43,24 @@ class CudaPool:
         with torch.cuda.use_mem_pool(self._pool), state.entering(activity):
             return body()
 
-    def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> CudaRecorded:
+    def record(
+        self,
+        body: Body,
+        *,
+        generators: Sequence[torch.Generator] = (),
+        is_counted: bool = True,
+        is_breakable: bool = False,
+    ) -> CudaRecorded:
         if len(cuda_heal.broken_graphs) >= MAX_FAILED_CAPTURES:
             raise CaptureFailed(
                 f"{MAX_FAILED_CAPTURES} captures failed in this process; no more are tried",
                 rule="capture-failed",
                 fix="find out why with ostinato doctor",
             )
-        direct_kernels = self._count(body)
-        capture = _Capture(self._pool.id, generators)
-        with collection_held_off(), cuda_sync.gate.capturing():
+        direct_kernels = self._count(body) if is_counted else None
+        make = BreakableCapture if is_breakable and is_installed() else Capture
+        capture = make(self._pool.id, generators)
+        with capture.turn, collection_held_off(), cuda_sync.gate.capturing():
             activity = state.Activity(state.Phase.RECORDING, capture)
             error = capture.run(body, activity)
         if error is not None:
@@ -113,121 +90,6 @@ class CudaPool:
         self._pool = None
 
 
-class _Capture:
-    """Captures a body as one graph, or as several with direct calls between them."""
-
-    def __init__(self, pool_id: Any, generators: Sequence[torch.Generator]) -> None:
-        self._pool_id = pool_id
-        self._generators = generators
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._steps: list[Callable[[], None]] = []
-        self.num_kernels = 0
-        self._num_nodes = 0
-
-    def run(self, body: Body, activity: state.Activity) -> RecordingRefused | None:
-        """Capture the body. An error is returned, not raised: its traceback would pin the
-        buffers.
-        """
-        try:
-            with state.entering(activity):
-                self._begin()
-                body()
-                self._end()
-        except BaseException as error:
-            failure = cuda_heal.explain(error)
-            error.__traceback__ = None
-            self._abandon()
-            if not isinstance(error, Exception):
-                raise
-            return failure
-        return None
-
-    def _begin(self) -> None:
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)
-        for generator in self._generators:
-            self._graph.register_generator_state(generator)
-        self._graph.capture_begin(pool=self._pool_id, capture_error_mode="thread_local")
-
-    def _end(self) -> None:
-        graph, self._graph = self._graph, None
-        assert graph is not None
-        try:
-            with warnings.catch_warnings():  # torch warns of an empty graph; we count its nodes
-                warnings.simplefilter("ignore")
-                graph.capture_end()
-        except BaseException:
-            self._graph = graph
-            raise
-        census = cuda_census.of_graph(graph.raw_cuda_graph())
-        if census.num_nodes == 0:
-            graph.reset()
-            return
-        self._graphs.append(graph)
-        if census.forbidden:
-            raise RecordingRefused(
-                f"the recording holds {census.forbidden}, which would run again at every replay",
-                rule="graph-node",
-                fix="keep host callbacks and allocations by the driver out of the region",
-            )
-        graph.instantiate()
-        self.num_kernels += census.num_kernels
-        self._num_nodes += census.num_nodes
-        self._steps.append(graph.replay)
-
-    def split(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """End this piece, replay it so that ``args`` hold values, call ``fn``, begin the next."""
-        num_graphs = len(self._graphs)
-        self._end()
-        for graph in self._graphs[num_graphs:]:
-            graph.replay()
-        with state.entering(None):
-            result = fn(*args)
-        self._steps.append(_between(fn, args, result))
-        self._begin()
-        return result
-
-    def _abandon(self) -> None:
-        graph, self._graph = self._graph, None
-        if graph is not None:
-            cuda_heal.heal(graph, self._pool_id, self._generators)
-        for done in self._graphs:
-            done.reset()
-        self._graphs, self._steps = [], []
-
-    def finish(self, bytes_per_node: int) -> CudaRecorded:
-        if self.num_kernels == 0:
-            for graph in self._graphs:
-                graph.reset()
-            raise RecordingRefused(
-                "the recording is empty: no kernel was launched on the recording stream",
-                rule="empty",
-                fix="launch the work on the current stream, or call the function directly",
-            )
-        return CudaRecorded(self._graphs, self._steps, self._num_nodes, bytes_per_node)
-
-
-def _between(fn: Callable[..., Any], args: tuple[Any, ...], result: Any) -> Callable[[], None]:
-    """A step that calls ``fn`` directly and puts what it returns where the next piece reads it."""
-    fixed = result if isinstance(result, (tuple, list)) else (result,)
-    if not all(isinstance(t, torch.Tensor) or t is None for t in fixed):
-        raise RecordingRefused(
-            f"a direct call inside a recording returned {type(result).__qualname__}",
-            rule="piece-result",
-            fix="return None, a tensor, or a tuple of tensors",
-        )
-
-    def step() -> None:
-        new = fn(*args)
-        for old, value in zip(
-            fixed, new if isinstance(new, (tuple, list)) else (new,), strict=True
-        ):
-            if old is not None and old is not value:
-                old.copy_(value)
-
-    return step
-
-
 _spare_streams: dict[int, list[torch.cuda.Stream]] = {}
 _last_random: dict[int, torch.cuda.Stream] = {}
 
@@ -241,7 +103,7 @@ class CudaBackend:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
         spare = _spare_streams.setdefault(index, [])
-        self.stream = spare.pop() if spare else torch.cuda.Stream(self.device)
+        self.stream = spare.pop() if spare else _own_stream(self.device)
         self.bytes_per_node = 0
         self._last_raw = self.stream.cuda_stream
         self._last = self.stream
@@ -292,6 +154,17 @@ class CudaBackend:
             self._is_closed = True
             self.stream.wait_stream(self._last)
             _spare_streams[self._index].append(self.stream)
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream that no ``torch.cuda.Stream()`` is handed: torch deals out 32 of them in turns, and
+    what another thread puts on the one under recording would become a part of the recording.
+    """
+    runtime = importlib.import_module("cuda.bindings.runtime")  # comes with torch's CUDA builds
+    with torch.cuda.device(device):
+        made = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+    (raw,) = cuda_census.checked(made)
+    return torch.cuda.ExternalStream(int(raw), device=device)
 
 
 def _warm_libraries(device: torch.device) -> None:

@@ -38,16 +38,17 @@ def of_graph(raw_graph: int) -> GraphCensus:
         kinds.cudaGraphNodeTypeMemAlloc: "a driver allocation",
         kinds.cudaGraphNodeTypeMemFree: "a driver free",
     }
-    num_nodes = _checked(runtime.cudaGraphGetNodes(raw_graph, 0))[-1]
+    num_nodes = checked(runtime.cudaGraphGetNodes(raw_graph, 0))[-1]
     if num_nodes == 0:
         return GraphCensus(0, 0, "")
-    nodes = _checked(runtime.cudaGraphGetNodes(raw_graph, num_nodes))[0]
-    found = [_checked(runtime.cudaGraphNodeGetType(node))[0] for node in nodes]
+    nodes = checked(runtime.cudaGraphGetNodes(raw_graph, num_nodes))[0]
+    found = [checked(runtime.cudaGraphNodeGetType(node))[0] for node in nodes]
     bad = sorted({forbidden[kind] for kind in found if kind in forbidden})
     return GraphCensus(num_nodes, found.count(kinds.cudaGraphNodeTypeKernel), ", ".join(bad))
 
 
-def _checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+def checked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The answer of a call of ``cuda.bindings`` without its error code, which must be zero."""
     if int(answer[0]) != 0:
         raise RuntimeError(f"CUDA answered {answer[0]}")
     return answer[1:]

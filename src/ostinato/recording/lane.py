@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import queue
 import threading
 import time
@@ -16,29 +17,41 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostinato.recording.backend import Backend
 
 IDLE_SECONDS = 0.005
 """How long a lane must be unused before work off the path begins."""
 
+LONG_SECONDS = (0.05, 0.25, 2.0)
+"""What a long job off the path takes: at least, before one has been seen, at most. A lane must have
+been unused for as long before the next one begins: only then is it likely to stay so.
+"""
+
 log = logging.getLogger("ostinato")
 
-_Job = tuple[Callable[[], Any], contextvars.Context, "Future[Any]", bool]
+
+class _Job(NamedTuple):
+    work: Callable[[], Any]
+    context: contextvars.Context
+    future: Future[Any]
+    is_urgent: bool
+    is_long: bool
 
 
 class Lane:
     """A backend, the lock that makes its user single, and its thread (started at first use).
 
-    ``lock`` is held while work is enqueued, not while it runs. ``last_used`` is in seconds of
-    ``time.monotonic``.
+    ``lock`` is held while work is enqueued, not while it runs. ``last_used``, in seconds of
+    ``time.monotonic``: when the last call's work ends, as far as is known.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.lock = threading.RLock()
         self.last_used = 0.0
+        self.long_seconds = LONG_SECONDS[1]
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -69,21 +82,27 @@ class Lane:
         self.backend.wait(after)
         return result
 
-    def run_when_idle(self, job: Callable[[], Any]) -> Future[Any]:
-        """Run ``job`` once the lane is idle; failures are logged and stay in the future."""
+    def run_when_idle(self, job: Callable[[], Any], *, is_long: bool = False) -> Future[Any]:
+        """Run ``job`` once the lane is idle; failures are logged and stay in the future.
+
+        ``is_long``: meanwhile callers would lose much, since they are served directly; it waits
+        until nobody has called for as long as the last such job took.
+        """
         before = self.backend.fence()
-        return self._put(lambda: self._ordered(job, before), is_urgent=False)
+        return self._put(lambda: self._ordered(job, before), is_urgent=False, is_long=is_long)
 
     def _ordered(self, job: Callable[[], Any], before: Any) -> tuple[Any, Any]:
         self.backend.wait(before)
         return job(), self.backend.fence()
 
-    def _put(self, job: Callable[[], Any], *, is_urgent: bool) -> Future[Any]:
+    def _put(
+        self, job: Callable[[], Any], *, is_urgent: bool, is_long: bool = False
+    ) -> Future[Any]:
         with self._starting:
             if self._thread is None:
                 self._start()
         future: Future[Any] = Future()
-        self._inbox.put((job, contextvars.copy_context(), future, is_urgent))
+        self._inbox.put(_Job(job, contextvars.copy_context(), future, is_urgent, is_long))
         return future
 
     def _start(self) -> None:
@@ -121,45 +140,52 @@ def _work(
         return
     del lane
     ready.set_result(None)
-    waiting: deque[_Job] = deque()
+    short: deque[_Job] = deque()
+    long: deque[_Job] = deque()
     while True:
         is_quiet = False
         try:
-            job = inbox.get(timeout=IDLE_SECONDS if waiting else None)
+            job = inbox.get(timeout=IDLE_SECONDS if short or long else None)
         except queue.Empty:
             is_quiet = True  # not inside this block: a job's errors would carry this one along
         if is_quiet:
             lane = owner()
-            if lane is None or time.monotonic() - lane.last_used >= IDLE_SECONDS:
-                _run(waiting.popleft(), lane)
+            quiet_s = math.inf if lane is None else time.monotonic() - lane.last_used
+            if short and quiet_s >= IDLE_SECONDS:
+                _run(short.popleft(), lane)
+            elif long and (lane is None or quiet_s >= lane.long_seconds):
+                _run(long.popleft(), lane)
             del lane
             continue
         if job is None:
             break
-        if job[3]:
+        if job.is_urgent:
             _run(job, owner())
         else:
-            waiting.append(job)
+            (long if job.is_long else short).append(job)
         del job  # it holds a caller's tensors, and the next one may be long in coming
-    for _, _, future, _ in waiting:
-        future.cancel()
+    for waiting in (*short, *long):
+        waiting.future.cancel()
 
 
 def _run(job: _Job, lane: Lane | None) -> None:
-    work, context, future, is_urgent = job
     if lane is None:
-        future.cancel()
+        job.future.cancel()
         return
+    begin = time.monotonic()
     try:
         with lane.lock:
             lane.is_recording = True
             try:
-                result = context.run(work)
+                result = job.context.run(job.work)
             finally:
                 lane.is_recording = False
+                if job.is_long:
+                    took_s = time.monotonic() - begin
+                    lane.long_seconds = min(max(took_s, LONG_SECONDS[0]), LONG_SECONDS[2])
     except BaseException as error:
-        if not is_urgent:
+        if not job.is_urgent:
             log.warning("work off the path failed: %s", error)
-        future.set_exception(error)
+        job.future.set_exception(error)
     else:
-        future.set_result(result)
+        job.future.set_result(result)

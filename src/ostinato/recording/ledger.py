@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ostinato.recording.places import Slot, Survey, is_library
+from ostinato.recording.places import Slot, Survey, is_library, module_of
 from ostinato.recording.survey import UNSET, survey
 from ostinato.recording.watched import (
     Generation,
@@ -60,6 +60,7 @@ class Ledger:
         self._lock = threading.RLock()
         self.changes: list[str] = []
         self.is_relied_on = False  # True once there is a recording
+        self.is_pure = False  # True once a probe has shown that it writes and draws nothing
         found = survey(fn)
         self.code_hash = found.code_hash()
         self._install(found)
@@ -100,8 +101,9 @@ class Ledger:
         slot, so that rebinding it is noticed.
         """
         with self._lock:
-            self._types.update({k: None for k in kinds if not is_library(k.__module__)})
-            self._extend()
+            self._types.update({k: None for k in kinds if not is_library(module_of(k))})
+            if not (self._is_private and self.is_relied_on):  # of our own code only tensors count
+                self._extend()
             known = self._watched.tensors
             identities = {id(t) for t in known}
             storages = {t.untyped_storage().data_ptr() for t in known}

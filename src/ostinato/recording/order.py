@@ -33,7 +33,9 @@ class Order:
     ``tensors`` are the example's own, of the key's specs for an exact recording and of any size up
     to ``rung`` for a rung. ``direct`` makes the example call without padding where the caller pads
     its inputs itself. ``gate_sets`` come from the caller and have the example's structure.
-    ``known_times`` are microseconds of a recorded and of a direct call, measured before.
+    Where there is a ``direct`` and several ``gate_sets``, the first of them is the example.
+    ``known_times`` are microseconds of a recorded and of a direct call, measured before;
+    ``direct_us`` are those of the direct call alone.
     """
 
     region: Region
@@ -47,6 +49,7 @@ class Order:
     rung: Mapping[Axis, int] | None = None
     result_growth: ResultGrowth | None = None
     known_times: tuple[float, float] | None = None
+    direct_us: float | None = None
 
     @property
     def example(self) -> GateSet:

@@ -99,10 +99,19 @@ def is_foreign(module: str) -> bool:
     return is_library(module) or is_installed(module)
 
 
+def module_of(kind: type) -> str:
+    """The module that defines a class. Extension types (Cython's functions) can hide theirs behind
+    a descriptor: they count as built in.
+    """
+    module = kind.__module__
+    return module if isinstance(module, str) else "builtins"
+
+
 def is_library_code(value: Any) -> bool:
     """Modules, classes and functions of libraries: what nobody rebinds between two calls."""
     if isinstance(value, types.ModuleType):
         return is_foreign(value.__name__)
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        return is_foreign(value.__module__ or "builtins")
+        module = module_of(value) if isinstance(value, type) else value.__module__
+        return is_foreign(module or "builtins")
     return False

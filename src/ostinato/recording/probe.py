@@ -58,6 +58,11 @@ class Probe:
     _random: RandomUndo = field(repr=False)
     _host: HostDraws | None = field(repr=False, default=None)
 
+    @property
+    def is_pure(self) -> bool:
+        """True when the call wrote nothing but memory of its own and drew nothing."""
+        return not (self.writes or self.input_writes or self.is_random)
+
     def restore(self) -> None:
         """Put back undeclared state, written inputs and random generators, byte for byte."""
         self._undo.restore()
@@ -103,6 +108,11 @@ def probe(
         random.restore()
         raise
     return tracker.summary(result, host)
+
+
+def unwatched_probe(body: Callable[[], Any]) -> Probe:
+    """Run ``body()`` once where it is known to write nothing from outside and to draw nothing."""
+    return Probe(body(), (), (), (), False, (), 0, 0, UndoLog(), RandomUndo())
 
 
 class Tracker:

@@ -47,7 +47,9 @@ class Region:
     then ``gate_inputs`` must point to scratch. ``is_timed=False``: a recording serves whatever a
     clock says of a single call, because its owner wants times that do not depend on the host.
     ``shares_buffers``: its owner never borrows a result, so that recordings of one generation may
-    share the memory of static inputs and results.
+    share the memory of static inputs and results. ``is_breakable``: on CUDA its pieces are captured
+    by the package ``breakable-cuda-graphs`` where that is installed; direct calls in it return
+    nothing.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Region:
     result_growth: ResultGrowth | None = None
     is_timed: bool = True
     shares_buffers: bool = False
+    is_breakable: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.fn):

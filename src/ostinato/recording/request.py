@@ -22,7 +22,7 @@ class Request:
 
     ``rung`` and ``direct`` are given by a caller that pads its inputs itself: the rung it padded
     for, and the same call without padding; when it has one recorded also ``gate_calls`` to check
-    the recording with.
+    the recording with, the call itself first, and ``direct_us`` if it has timed ``direct`` before.
     """
 
     key: Key
@@ -33,6 +33,7 @@ class Request:
     rung: Mapping[Axis, int] | None = None
     direct: Callable[[], Any] | None = None
     gate_calls: Sequence[GateCall] | None = None
+    direct_us: float | None = None
 
     def invoke(self, fn: Callable[..., Any]) -> Invoke:
         """``fn`` as a function of the input tensors alone; keeps none of this call's tensors."""

@@ -226,12 +226,14 @@ class Served:
             self.counters.count_exact()
         else:
             self.counters.count(route)
-        self._lane.last_used = monotonic()
+        self._lane.last_used = monotonic() + 1e-6 * (entry.recorded_us or 0.0)
         self._cache.touch(entry.generation)
         return result
 
     def _direct(self, reason: str, request: Request) -> Any:
-        self.counters.count(Route("direct", reason))
+        return self.call_directly(reason, lambda: self._unpadded(request))
+
+    def _unpadded(self, request: Request) -> Any:
         if request.direct is not None:
             return request.direct()
         if self.region.uploads:
@@ -242,7 +244,10 @@ class Served:
     def call_directly(self, reason: str, call: Callable[[], Any]) -> Any:
         """A direct call that its caller has chosen; it is counted with the caller's reason."""
         self.counters.count(Route("direct", reason))
-        return call()
+        try:
+            return call()
+        finally:
+            self._lane.last_used = max(self._lane.last_used, monotonic())
 
     def _on_device(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
         if i in self.region.uploads:
@@ -330,6 +335,7 @@ class Served:
         rung: Sizes | None = None,
         direct: Callable[[], Any] | None = None,
         gate_calls: Sequence[GateCall] | None = None,
+        direct_us: float | None = None,
     ) -> Entry | None:
         """Record now: the exact key, the given rung, or with something that grows the whole ladder.
 
@@ -348,9 +354,8 @@ class Served:
             self._addresses(tensors),
             self._repeats(tensors) if rung is None else (),
         )
-        request = Request(
-            key, tensors, args, kwargs, rung=rung, direct=direct, gate_calls=gate_calls
-        )
+        given = (False, rung, direct, gate_calls, direct_us)
+        request = Request(key, tensors, args, kwargs, *given)
         return self._choice.record(request)
 
     def close(self) -> None:

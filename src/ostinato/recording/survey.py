@@ -33,6 +33,7 @@ from ostinato.recording.places import (
     is_installed,
     is_library,
     is_library_code,
+    module_of,
 )
 from ostinato.recording.survey_code import modules_imported, names_of
 
@@ -128,7 +129,7 @@ class _Walker:
                 self._slot(value, None, value.get(UNSET), label)
         elif survey_values.is_buffer(value):
             self._buffer(value, label)
-        elif not is_library(type(value).__module__) or isinstance(value, _NAMESPACES):
+        elif not is_library(module_of(type(value))) or isinstance(value, _NAMESPACES):
             self._object(value, label)
         else:
             self._library_object(value, label)
@@ -176,7 +177,7 @@ class _Walker:
         self.result.namespaces.append(attributes)  # an empty one too: a name may hide a class's
         self._named(attributes, label)
         for base in type(value).__mro__:
-            if is_library(base.__module__):
+            if is_library(module_of(base)):
                 continue
             for name, member in vars(base).items():
                 if isinstance(member, types.MemberDescriptorType):
@@ -210,7 +211,8 @@ class _Walker:
             if base in self._classes:
                 continue
             self._classes.add(base)
-            if base.__module__.startswith("torch.nn.modules") or not is_library(base.__module__):
+            module = module_of(base)
+            if module.startswith("torch.nn.modules") or not is_library(module):
                 self._named(base.__dict__, base.__qualname__, skipped=_SKIPPED_METHODS, holder=base)
 
     def _function(self, fn: types.FunctionType, label: str) -> None:
@@ -297,7 +299,7 @@ class _Walker:
 
     def _slot(self, owner: Any, name: Any, value: Any, label: str, holder: Any = None) -> None:
         is_theirs = isinstance(value, types.ModuleType) or (
-            isinstance(holder, type) and is_foreign(holder.__module__)
+            isinstance(holder, type) and is_foreign(module_of(holder))
         )
         if not (is_theirs and is_library_code(value)):
             self.result.slots.append(Slot(label, owner, name, value, holder))

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ostinato.recording.places import module_of
+
 MAX_ARRAY_BYTES = 65_536
 """Elements of larger buffers are not compared at every call: that would cost more than a replay."""
 
@@ -99,5 +101,5 @@ def why_unwatched(value: Any) -> str | None:
 
 def is_read_whole(value: Any) -> bool:
     """True for containers and records of the standard library, optimizers and distributions."""
-    module = type(value).__module__
+    module = module_of(type(value))
     return module.startswith(_WHOLE) or module.partition(".")[0] in _HOLDERS

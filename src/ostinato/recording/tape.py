@@ -92,8 +92,17 @@ class TapeBackend:
         with activity.entering(activity.Activity(activity.Phase.WARM_UP)):
             return body()
 
-    def record(self, body: Body, *, generators: Sequence[torch.Generator] = ()) -> Tape:
-        """Run the body once, keep its operators, and put back all that it changed."""
+    def record(
+        self,
+        body: Body,
+        *,
+        generators: Sequence[torch.Generator] = (),
+        is_counted: bool = True,
+        is_breakable: bool = False,
+    ) -> Tape:
+        """Run the body once, keep its operators, and put back all that it changed. A tape breaks
+        by itself wherever it is asked to.
+        """
         undo, random = UndoLog(), RandomUndo(generators)
         recorder = TapeRecorder(undo, random)
         phase = activity.Activity(activity.Phase.RECORDING, recorder)

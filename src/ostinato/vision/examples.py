@@ -1,7 +1,8 @@
 """Batches to record a rung with and to check it on: layouts at both extremes of what fits.
 
-One has the longest segments that the rung allows, the other as many segments as it holds; a
-recording that answers right for both has baked neither boundaries nor lengths.
+One has the longest segments that the rung allows, the other as many segments as it holds and much
+padding; a recording of the first that answers right for the second has baked neither boundaries nor
+lengths.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from ostinato.vision.padding import fits
 
 
 def example_layouts(layouts: Layouts, rung: Rung) -> tuple[Layout, ...]:
-    """Different batches, padded up to ``rung``; empty only if the rung cannot hold any batch."""
+    """One or two different batches, padded up to ``rung``; empty only if it cannot hold any."""
     unit = layouts.config.merge_unit
     units = rung.num_patches // unit
     longest = min(units, rung.max_segment // unit)
     shortest = min(longest, -(-units // rung.num_segments))
     found: dict[tuple[Grid, ...], Layout] = {}
-    for units_per_segment in (longest, shortest, max(1, shortest // 2)):
+    for units_per_segment in (longest, max(1, shortest // 2), shortest):
         layout = _largest_batch(layouts, rung, units_per_segment)
-        if layout is not None:
+        if layout is not None and len(found) < 2:
             found.setdefault(layout.grids, layout)
     return tuple(layouts.padded(layout, rung) for layout in found.values())
 

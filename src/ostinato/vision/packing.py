@@ -35,6 +35,7 @@ class Load(NamedTuple):
     num_windows: int = 0  # of attention windows, or of what the caller counts instead
     num_items: int = 1
     longest: int = 0  # rows of a segment; of several loads the largest, not the sum
+    num_pairs: int = 0  # rows that attend to each other: the segments' squared lengths
 
     def plus(self, other: Load) -> Load:
         """Both together."""
@@ -44,10 +45,11 @@ class Load(NamedTuple):
             self[2] + other[2],
             self[3] + other[3],
             max(self[4], other[4]),
+            self[5] + other[5],
         )
 
     def fits(self, capacity: Load) -> bool:
-        """Whether no dimension exceeds ``capacity``."""
+        """Whether no dimension exceeds ``capacity``; pairs are none."""
         return (
             self[0] <= capacity[0]
             and self[1] <= capacity[1]
@@ -64,8 +66,9 @@ EMPTY = Load(0, 0, 0, 0)
 class Rung:
     """A recorded size: what it holds, and the measured time of one replay.
 
-    ``tail``: what the padding takes of it when a call does not fill its rows. ``can_pad``: False
-    when calls must fill its rows. ``source``: what the caller knows it by.
+    The time was taken with ``capacity.num_pairs``; each pair fewer saves ``pair_us``. ``tail``:
+    what the padding takes of it when a call does not fill its rows; it is one segment.
+    ``can_pad``: False when calls must fill its rows. ``source``: what the caller knows it by.
     """
 
     capacity: Load
@@ -73,6 +76,18 @@ class Rung:
     tail: Load = EMPTY
     can_pad: bool = True
     source: Any = None
+    pair_us: float = 0.0
+
+    @property
+    def least_us(self) -> float:
+        """No call takes less."""
+        return self.time_us - self.pair_us * self.capacity.num_pairs
+
+    def time_of(self, load: Load) -> float:
+        """Estimated microseconds of a call of ``load``."""
+        spare = self.capacity.num_tokens - load.num_tokens
+        saved = self.capacity.num_pairs - load.num_pairs - spare * spare
+        return self.time_us - self.pair_us * max(saved, 0)
 
     def holds(self, load: Load) -> bool:
         """Whether a call of ``load`` can run on it."""
@@ -131,23 +146,25 @@ class Packer:
 
     def __init__(self, rungs: Sequence[Rung], direct_us: Callable[[Load], float]) -> None:
         for rung in rungs:
-            if not rung.time_us >= 0:
-                raise ConfigError(f"a rung's time must be at least 0 us, got {rung.time_us}")
-        self._rungs = tuple(sorted(rungs, key=lambda rung: (rung.time_us, rung.capacity)))
+            if not rung.least_us >= 0:
+                raise ConfigError(f"a rung's time must be at least 0 us, got {rung.least_us}")
+        self._rungs = tuple(sorted(rungs, key=lambda rung: (rung.least_us, rung.capacity)))
         # No rung before the first place that holds enough tokens can fit.
         self._most_tokens = list(accumulate((r.capacity.num_tokens for r in self._rungs), max))
         self._direct_us = direct_us
 
     def cheapest(self, load: Load) -> tuple[float, Rung | None]:
         """Time and rung of the cheapest single call for ``load``; ``None``: a direct call."""
-        direct_us = self._direct_us(load)
+        best_us, best = self._direct_us(load), None
         for place in range(bisect_left(self._most_tokens, load.num_tokens), len(self._rungs)):
             rung = self._rungs[place]
-            if rung.time_us > direct_us:
+            if rung.least_us > best_us:
                 break
             if rung.holds(load):
-                return rung.time_us, rung
-        return direct_us, None
+                time_us = rung.time_of(load)
+                if time_us < best_us or (best is None and time_us == best_us):
+                    best_us, best = time_us, rung
+        return best_us, best
 
     def pack(self, items: Sequence[Load]) -> Packing:
         """Serve every item exactly once, at the least sum of times that is found."""

@@ -26,7 +26,7 @@ from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
-from ostinato.vision.contract import EncoderOutput, Layout, Rung
+from ostinato.vision.contract import EncoderOutput, Grid, Layout, Rung
 from ostinato.vision.demand import Demand
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
@@ -37,6 +37,7 @@ from ostinato.vision.padding import fits
 from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
 from ostinato.vision.rungs import exact_rung, has_same_kernels
 from ostinato.vision.tower import Tower
+from ostinato.vision.work import Work
 
 UNTIMED_CALL = 1000.0
 """Without a clock (the tape) a call costs this many rows, so that packing still prefers
@@ -77,6 +78,8 @@ class RecordedTower:
         self._axis = Axis("patches", top=max(r.num_patches for r in rungs))
         self._entries: dict[Rung, Entry] = {}
         self._direct_times = DirectTimes()
+        self._work = Work.of(tower, tower.config)
+        self._timed_us: dict[tuple[Grid, ...], float] = {}
         self._largest_timed = 0
         self._host: BoundedCache[tuple[object, Rung], HostLayout] = BoundedCache(HOST_LAYOUT_BYTES)
         # every recording is a rung here, an exact one too: packing has chosen before a call
@@ -244,6 +247,7 @@ class RecordedTower:
                     rung={self._axis: rung.num_patches},
                     direct=first.direct,
                     gate_calls=calls,
+                    direct_us=self._timed_us.get(examples[0].grids),
                 )
         except RecordingRefused:
             return
@@ -252,9 +256,11 @@ class RecordedTower:
         with self._lock:
             self._entries[rung] = entry
             if entry.direct_us is not None:
-                size = first.args[0].shape[0]
-                self._direct_times.add(size, entry.direct_us)
-                self._largest_timed = max(self._largest_timed, size)
+                self._timed_us[examples[0].grids] = entry.direct_us
+                if rung.max_segment >= rung.num_patches:
+                    size = first.args[0].shape[0]
+                    self._direct_times.add(size, entry.direct_us)
+                    self._largest_timed = max(self._largest_timed, size)
             self._plan = self._new_plan()
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:
@@ -272,11 +278,14 @@ class RecordedTower:
         return GateCall(args, _bounds(padded.size), self._direct(patches, exact))
 
     def note(self, layout: Layout) -> None:
-        """Count a served layout; what came often enough is recorded once the lane is idle."""
+        """Count a served layout; what came often enough is recorded once the lane is idle: a rung
+        of the ladder in a short pause, an exact size, which rungs serve meanwhile, in a long one.
+        """
         if self._is_closed:
             return
         for rung in self._demand.note(layout, self.entry_of):
-            self._runner.lane.run_when_idle(partial(self._record_later, rung, layout))
+            job = partial(self._record_later, rung, layout)
+            self._runner.lane.run_when_idle(job, is_long=rung not in self._rungs)
 
     def _record_later(self, rung: Rung, layout: Layout) -> None:
         try:
@@ -303,7 +312,8 @@ class RecordedTower:
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""
         spare = _spare_rows(size, self._window)
-        return Load(size.num_patches, size.num_segments, spare, longest=size.max_segment)
+        num_pairs = size.num_segments * size.max_segment**2
+        return Load(size.num_patches, size.num_segments, spare, 1, size.max_segment, num_pairs)
 
     @property
     def _window(self) -> int:
@@ -322,21 +332,28 @@ class RecordedTower:
         full. A rung of short segments is for calls that fill it: a tail might take several.
         """
         spare = _spare_rows(rung, self._window)
-        capacity = Load(rung.num_patches, rung.num_segments, spare, 1 << 30, rung.max_segment)
+        rows, longest = rung.num_patches, rung.max_segment
+        num_pairs = rows * longest  # of the first example, which it is timed with
+        capacity = Load(rows, rung.num_segments, spare, 1 << 30, longest, num_pairs)
         tail = Load(0, 1, max(self._window - 1, 0), 0)
-        untimed_us = UNTIMED_CALL + rung.num_patches
-        time_us = recorded_us if recorded_us is not None else untimed_us
-        can_pad = rung.max_segment >= rung.num_patches
-        return TimedRung(capacity, time_us, tail, can_pad, source=rung)
+        can_pad = longest >= rows
+        if recorded_us is None:
+            return TimedRung(capacity, UNTIMED_CALL + rows, tail, can_pad, source=rung)
+        least = self._work.share(rows, 0, num_pairs)
+        pair_us = recorded_us * (1 - least) / num_pairs
+        return TimedRung(capacity, recorded_us, tail, can_pad, rung, pair_us)
 
     def _direct_us(self, load: Load) -> float:
         """Measured between measured sizes; above them, a little more than in proportion, so that
-        large items are not joined to calls that need much memory.
+        large items are not joined to calls that need much memory. Several segments take less than
+        the one that was measured, but never less than launching takes.
         """
         rows = load.num_tokens
         measured = self._direct_times.estimate(rows)
         if measured is not None:
-            return measured * _beyond(rows, self._largest_timed)
+            share = self._work.share(rows, load.num_pairs, rows * rows)
+            launched = min(measured, self._direct_times.estimate(0) or measured)
+            return max(measured * share, launched) * _beyond(rows, self._largest_timed)
         once = UNTIMED_CALL * _beyond(rows, self._axis.top)
         return 10 * (once + rows) if self._entries else once
 

@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ostinato.errors import ConfigError, DeviceError, WeightsError
 from ostinato.kernels.gate import Numerics
+from ostinato.lm.backends import Compiler
+from ostinato.lm.backends import Name as PrefillName
 from ostinato.lm.build import (
     EngineSizes,
     build_engine,
     largest_recordings_bytes,
     page_bytes,
 )
+from ostinato.lm.contract import SamplingParams
+from ostinato.lm.fastest import choose_backend
 from ostinato.lm.load import load_decoder
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.config import GraphConfig
@@ -25,6 +30,7 @@ from ostinato.vision.encoder import load_encoder
 from ostinato.vision.preprocess import Limits
 from ostinato.vision.rungs import TOP_PATCHES
 from ostinato.vlm.chat import Chat, ChatConfig, encode_media
+from ostinato.vlm.defaults import sampling_defaults
 from ostinato.vlm.prompt import Assembler, PromptConfig
 from ostinato.weights.chat_tokenizer import (
     ByteChatTokenizer,
@@ -33,6 +39,7 @@ from ostinato.weights.chat_tokenizer import (
 )
 from ostinato.weights.config import read_config, read_json
 from ostinato.weights.files import find_shipped, open_files
+from ostinato.weights.loaded import module_config
 
 CPU_LENGTH = 2048
 """Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
@@ -45,8 +52,9 @@ INVARIANT_CHUNK = 512
 
 
 def load_chat(
-    model: str | Path,
+    model: str | Path | nn.Module,
     *,
+    tokenizer: ChatTokenizer | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
     graph: GraphConfig | None = None,
@@ -60,6 +68,8 @@ def load_chat(
     max_waiting: int = 256,
     decode_rungs: tuple[int, ...] | None = None,
     prefill_rungs: tuple[int, ...] | None = None,
+    prefill_backend: PrefillName | None = None,
+    prefill_compiler: Compiler = "eager",
     top_patches: int | None = None,
     workers: int = 2,
     limits: Limits | None = None,
@@ -68,14 +78,17 @@ def load_chat(
 ) -> Chat:
     """Load Qwen2.5-VL or Qwen3-VL, put encoder, prefill and decode behind recordings, and serve.
 
-    ``model``: a checkpoint directory, a hub name or a shipped tiny model. ``num_pages`` of
+    ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a loaded transformers
+    model, with which a ``tokenizer`` must be given (else it is the checkpoint's). ``num_pages`` of
     ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
     weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
     sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
-    most what the checkpoint allows; ``top_patches``: of the largest recorded encoder call.
-    ``warm_up``: record every rung now (else all is direct). ``progress`` is told what is being
-    recorded. ``numerics="invariant"``: a request's tokens and log-probabilities are bit-exact
-    whatever else is served; it costs joint prefill and smaller decode rungs.
+    most what the checkpoint allows; ``prefill_backend``: how prefill is recorded (``full``,
+    ``breakable``, ``tc_piecewise`` with ``prefill_compiler`` ``eager`` or ``inductor``,
+    ``disabled``), ``None`` is the fastest on this machine; ``top_patches``: of the largest recorded
+    encoder call. ``warm_up``: record every rung now (else all is direct). ``progress`` is told what
+    is being recorded. ``numerics="invariant"``: a request's tokens and log-probabilities are
+    bit-exact whatever else is served; it costs joint prefill and smaller decode rungs.
     Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
     if numerics not in ("fast", "reference", "invariant"):
@@ -84,7 +97,7 @@ def load_chat(
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
     graph = graph or GraphConfig()
-    config, tokenizer = _published(model)
+    config, tokenizer, sampling = _published(model, tokenizer)
     decoder = load_decoder(model, device=where, dtype=dtype)
     encoder = load_encoder(
         model,
@@ -124,9 +137,23 @@ def load_chat(
             decode_rungs=decode_rungs,
             prefill_rungs=prefill_rungs or (CPU_RUNGS if is_cpu and max_chunk is None else None),
         )
+        backend = choose_backend(
+            prefill_backend,
+            decoder,
+            sizes,
+            graph=graph,
+            num_levels=num_levels,
+            numerics=numerics,
+            compiler=prefill_compiler,
+        )
         if num_pages is None and not is_cpu:
             recordings = largest_recordings_bytes(
-                decoder, sizes, graph=graph, num_levels=num_levels, numerics=numerics
+                decoder,
+                sizes,
+                graph=graph,
+                num_levels=num_levels,
+                numerics=numerics,
+                backend=backend,
             )
             pages = _pages_left(decoder, page_size, mem_fraction_static, recordings)
             length = min(longest, pages * page_size)
@@ -139,6 +166,7 @@ def load_chat(
             encode=partial(encode_media, encoder),
             num_levels=num_levels,
             numerics=numerics,
+            backend=backend,
             warm_up=warm_up,
             progress=progress,
         )
@@ -147,12 +175,13 @@ def load_chat(
         raise
     engine.start()
     about = ChatConfig(
-        model=str(model),
+        model=type(model).__name__ if isinstance(model, nn.Module) else str(model),
         model_type=decoder.config.model_type,
         max_length=sizes.max_length,
         lm=decoder.config,
         vision=vision,
         eos_ids=tokenizer.eos_ids,
+        sampling=sampling,
     )
     return Chat(about, engine, encoder, assembler, tokenizer)
 
@@ -173,12 +202,19 @@ def prompt_config(config: dict[str, Any], merge_size: int) -> PromptConfig:
     )
 
 
-def _published(model: str | Path) -> tuple[dict[str, Any], ChatTokenizer]:
+def _published(
+    model: str | Path | nn.Module, given: ChatTokenizer | None
+) -> tuple[dict[str, Any], ChatTokenizer, SamplingParams]:
+    if isinstance(model, nn.Module):
+        if given is None:
+            raise ConfigError("a loaded module has no tokenizer; expected one as tokenizer=")
+        return module_config(model), given, SamplingParams()
     shipped = find_shipped(model) if isinstance(model, str) else None
     if shipped is not None:
-        return read_json(shipped, str(model)), ByteChatTokenizer()
+        return read_json(shipped, str(model)), given or ByteChatTokenizer(), SamplingParams()
     files = open_files(model)
-    return read_config(files), PublishedChatTokenizer(model, files)
+    tokenizer = given or PublishedChatTokenizer(model, files)
+    return read_config(files), tokenizer, sampling_defaults(files)
 
 
 def _device(device: str | torch.device) -> torch.device:

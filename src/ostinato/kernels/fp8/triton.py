@@ -17,10 +17,20 @@ import triton.language as tl
 from ostinato.kernels.card import capability_of
 from ostinato.kernels.fp8.reference import DTYPE, ROW_MULTIPLE
 from ostinato.kernels.fp8.tiles import row_tiles
+from ostinato.kernels.launch import quick
 from ostinato.kernels.modulate.triton import segment_of
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.swiglu.triton import gated
-from ostinato.kernels.triton_activations import activated
-from ostinato.kernels.triton_math import IS_INTERPRETED, divide_row, largest, through, through_pairs
+from ostinato.kernels.tiles import measured
+from ostinato.kernels.triton_activations import activated_nearly
+from ostinato.kernels.triton_math import (
+    IS_INTERPRETED,
+    divide,
+    divide_row,
+    largest,
+    through,
+    through_pairs,
+)
 
 _CONVERTS = (8, 9)
 """Compute capability from which the card converts to E4M3."""
@@ -79,7 +89,7 @@ def _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, column
         if has_bias:
             bias = tl.load(bias_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
             x = through(x + bias, x_pointer)
-        x = through_pairs(activated(x, x_pointer, activation), x_pointer)
+        x = through_pairs(activated_nearly(x, x_pointer, activation), x_pointer)
     if has_residual:
         other = tl.load(
             residual_pointer + row * residual_stride + column, mask=is_inside, other=0.0
@@ -90,24 +100,35 @@ def _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, column
 
 
 @triton.jit
-def _normed(x, inverse, weight_pointer, bias_pointer, segment, x_pointer, column, is_inside,
-            weight_stride: tl.constexpr, bias_stride: tl.constexpr, before: tl.constexpr,
-            has_weight: tl.constexpr, has_bias: tl.constexpr):  # fmt: skip
+def _affine(weight_pointer, bias_pointer, segment, column, is_inside, weight_stride: tl.constexpr,
+            bias_stride: tl.constexpr, has_weight: tl.constexpr,
+            has_bias: tl.constexpr):  # fmt: skip
+    """What a norm multiplies with and adds, of a tile; loaded before the sums, which take long."""
+    weight = column
+    bias = column
+    if has_weight:
+        weight = tl.load(weight_pointer + segment * weight_stride + column, mask=is_inside, other=0)
+    if has_bias:
+        bias = tl.load(bias_pointer + segment * bias_stride + column, mask=is_inside, other=0)
+    return weight, bias
+
+
+@triton.jit
+def _normed(x, inverse, weight, bias, x_pointer, before: tl.constexpr, has_weight: tl.constexpr,
+            has_bias: tl.constexpr):  # fmt: skip
     """``x * inverse`` with what follows, rounded where ``norm`` and ``modulate`` round."""
     y = x * inverse
     if before == "modulate":
         y = through(y, x_pointer)
-        scale = tl.load(weight_pointer + segment * weight_stride + column, mask=is_inside, other=0)
-        shift = tl.load(bias_pointer + segment * bias_stride + column, mask=is_inside, other=0)
-        y = through(through(1.0 + scale.to(tl.float32), x_pointer) * y, x_pointer)
-        return y + shift.to(tl.float32)
+        y = through(through(1.0 + weight.to(tl.float32), x_pointer) * y, x_pointer)
+        return y + bias.to(tl.float32)
     else:
         if before == "rms":
             y = through(y, x_pointer)
         if has_weight:
-            y *= tl.load(weight_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+            y *= weight.to(tl.float32)
         if has_bias:
-            y += tl.load(bias_pointer + column, mask=is_inside, other=0.0).to(tl.float32)
+            y += bias.to(tl.float32)
         return y
 
 
@@ -121,8 +142,8 @@ def _inside(column, end: tl.constexpr, width: tl.constexpr):
 
 
 @triton.jit
-def _store(x, scale, pointers, is_inside, is_converted: tl.constexpr):
-    y = divide_row(x, scale)
+def _store(x, scale, pointers, is_inside, is_exact: tl.constexpr, is_converted: tl.constexpr):
+    y = divide_row(x, scale) if is_exact else x * divide(1.0, scale)
     if is_converted:
         bits = e4m3_converted(y)
     else:
@@ -130,6 +151,7 @@ def _store(x, scale, pointers, is_inside, is_converted: tl.constexpr):
     tl.store(pointers, bits, mask=is_inside)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
     x_pointer,
@@ -183,6 +205,15 @@ def quantize_kernel(
         b = _given(x_pointer, residual_pointer, bias_pointer, total_pointer, row, b_column,
                    b_inside, x_stride, residual_stride, width, before, activation, has_residual,
                    has_bias)  # fmt: skip
+    has_norm: tl.constexpr = before == "layer" or before == "modulate" or before == "rms"  # noqa: PLR1714
+    if has_norm:
+        segment = segment_of(segments_pointer, row, num_rows, has_segments)
+        a_weight, a_bias = _affine(weight_pointer, bias_pointer, segment, a_column, a_inside,
+                                   weight_stride, bias_stride, has_weight, has_bias)  # fmt: skip
+        if rest_columns:
+            b_weight, b_bias = _affine(weight_pointer, bias_pointer, segment, b_column, b_inside,
+                                       weight_stride, bias_stride, has_weight,
+                                       has_bias)  # fmt: skip
     if before == "layer" or before == "modulate":  # noqa: PLR1714  (Triton knows no `in`)
         total = tl.sum(a, axis=0)
         if rest_columns:
@@ -191,19 +222,14 @@ def quantize_kernel(
         a = tl.where(a_inside, a - mean, 0.0)
         if rest_columns:
             b = tl.where(b_inside, b - mean, 0.0)
-    if before == "layer" or before == "modulate" or before == "rms":  # noqa: PLR1714
+    if has_norm:
         squares = tl.sum(a * a, axis=0)
         if rest_columns:
             squares += tl.sum(b * b, axis=0)
         inverse = tl.rsqrt(squares / width + eps)
-        segment = segment_of(segments_pointer, row, num_rows, has_segments)
-        a = _normed(a, inverse, weight_pointer, bias_pointer, segment, x_pointer, a_column,
-                    a_inside, weight_stride, bias_stride, before, has_weight,
-                    has_bias)  # fmt: skip
+        a = _normed(a, inverse, a_weight, a_bias, x_pointer, before, has_weight, has_bias)
         if rest_columns:
-            b = _normed(b, inverse, weight_pointer, bias_pointer, segment, x_pointer, b_column,
-                        b_inside, weight_stride, bias_stride, before, has_weight,
-                        has_bias)  # fmt: skip
+            b = _normed(b, inverse, b_weight, b_bias, x_pointer, before, has_weight, has_bias)
     # Columns beyond the width count as zero, whatever came out for them.
     # (What a GELU gave is rounded already.)
     if before != "gelu":
@@ -217,21 +243,23 @@ def quantize_kernel(
         amax = tl.maximum(amax, largest(b), propagate_nan=tl.PropagateNan.ALL)
     scale = amax * 0.002232142857142857
     scale = tl.where(scale < 1e-12, 1e-12, scale)
-    _store(a, scale, values_pointer + row * width + a_column, a_inside, is_converted)
+    is_exact: tl.constexpr = before == "nothing" or before == "swiglu"  # noqa: PLR1714
+    _store(a, scale, values_pointer + row * width + a_column, a_inside, is_exact, is_converted)
     if rest_columns:
-        _store(b, scale, values_pointer + row * width + b_column, b_inside, is_converted)
+        _store(b, scale, values_pointer + row * width + b_column, b_inside, is_exact, is_converted)
     tl.store(scales_pointer + row, scale)
 
 
-def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, activation="",
+def _launch(name, x, *, before, residual=None, weight=None, bias=None, segments=None, activation="",
             eps=0.0):  # fmt: skip
     num_rows = x.shape[0]
     width = x.shape[1] // 2 if before == "swiglu" else x.shape[1]
-    num_padded = triton.cdiv(num_rows, ROW_MULTIPLE) * ROW_MULTIPLE
+    num_padded = ceil_div(num_rows, ROW_MULTIPLE) * ROW_MULTIPLE
     values = x.new_empty((num_padded, width), dtype=torch.uint8)
     scales = x.new_empty((num_padded, 1), dtype=torch.float32)
     total = x.new_empty((num_rows, width)) if residual is not None else None
     tiles = row_tiles(width)
+    best = measured(name, width)
     quantize_kernel[(num_padded,)](
         x,
         residual if residual is not None else x,
@@ -257,7 +285,7 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
         is_converted=capability_of(x.device) >= _CONVERTS and not IS_INTERPRETED,
         main_columns=tiles.main,
         rest_columns=tiles.rest,
-        num_warps=tiles.num_warps,
+        num_warps=tiles.num_warps if best is None else best.warps,
         enable_fp_fusion=False,
     )
     values = values.view(DTYPE)
@@ -265,25 +293,29 @@ def _launch(x, *, before, residual=None, weight=None, bias=None, segments=None, 
 
 
 def fp8_quantize(x):
-    return _launch(x, before="nothing")
+    return _launch("fp8_quantize", x, before="nothing")
 
 
 def fp8_norm(x, weight, bias, eps, kind):
-    return _launch(x, before=kind, weight=weight, bias=bias, eps=eps)
+    return _launch("fp8_norm", x, before=kind, weight=weight, bias=bias, eps=eps)
 
 
 def fp8_add_norm(x, residual, weight, bias, eps, kind):
-    return _launch(x, before=kind, residual=residual, weight=weight, bias=bias, eps=eps)
+    return _launch(
+        "fp8_add_norm", x, before=kind, residual=residual, weight=weight, bias=bias, eps=eps
+    )
 
 
 def fp8_modulate(x, scale, shift, segments, eps):
     scale, shift = (t if t.stride(1) == 1 else t.contiguous() for t in (scale, shift))
-    return _launch(x, before="modulate", weight=scale, bias=shift, segments=segments, eps=eps)
+    return _launch(
+        "fp8_modulate", x, before="modulate", weight=scale, bias=shift, segments=segments, eps=eps
+    )
 
 
 def fp8_gelu(x, bias, activation):
-    return _launch(x, before="gelu", bias=bias, activation=activation)
+    return _launch("fp8_gelu", x, before="gelu", bias=bias, activation=activation)
 
 
 def fp8_swiglu(packed, bias, activation):
-    return _launch(packed, before="swiglu", bias=bias, activation=activation)
+    return _launch("fp8_swiglu", packed, before="swiglu", bias=bias, activation=activation)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.modulate.triton import segment_of
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.rowwise import ceil_div, part_row_tile
 from ostinato.kernels.triton_math import through
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def gate_residual_kernel(
     x_pointer,
@@ -51,7 +53,7 @@ def gate_residual(x, y, gate, segments, plus):
     out = x.new_empty((num_rows, width))
     gate = gate if gate.stride(1) == 1 else gate.contiguous()
     tile_rows, tile_columns, warps = part_row_tile(width)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     gate_residual_kernel[grid](
         x,
         y,

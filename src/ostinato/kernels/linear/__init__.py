@@ -6,7 +6,8 @@ projection. Close: a product's sums run in another order than the library's.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,16 +26,18 @@ _LARGEST = 1e3
 """Sums of huge products overflow at places that depend on their order."""
 
 
-def _choose(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    from ostinato.kernels.linear import choice
+@cache
+def _choice() -> Any:
+    return import_module("ostinato.kernels.linear.choice")
 
-    return choice.resolve(operator, args)
+
+def _choose(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    named: tuple[Any, ...] | None = _choice().resolve(operator, args)
+    return named
 
 
 def _compute(operator: str, *args: Any) -> Any:
-    from ostinato.kernels.linear import choice
-
-    return choice.compute(operator, args)
+    return _choice().compute(operator, args)
 
 
 def _one(x: torch.Tensor, weight: torch.Tensor, *rest: object) -> torch.Tensor:

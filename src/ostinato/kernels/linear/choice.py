@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
+from ostinato import state
 from ostinato.kernels.gate import current_numerics
 from ostinato.kernels.gelu import triton as _gelu
 from ostinato.kernels.linear import triton as _tiled
 from ostinato.kernels.linear.variants import EPILOGUE, LIBRARY, candidates, parse, row_class
 from ostinato.kernels.norm import triton as _norms
-from ostinato.kernels.select import selector_of
+from ostinato.kernels.select import Selector, selector_of
 
 _VARIANT = -1
+_MAX_KNOWN = 16_384
+_known: dict[tuple[object, ...], tuple[Selector, int, str]] = {}
 gelu: Any = _gelu
 norms: Any = _norms
 tiled: Any = _tiled
@@ -33,10 +36,25 @@ def resolve(operator: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _variant(operator: str, args: tuple[Any, ...]) -> str:
-    x, weight, bias = args[:3]
     if current_numerics() != "fast":
         return LIBRARY
+    x, weight, bias = args[:3]
     activation = args[3] if operator == "linear" else ""
+    selector = selector_of(x.device)
+    form = (operator, x.device, x.dtype, x.shape, weight.shape, activation, bias is None)
+    known = _known.get(form)
+    if known is not None and known[0] is selector and known[1] == selector.edition:
+        return known[2]
+    chosen = _choose(operator, args, activation, selector)
+    if not state.is_recording():  # else the choice may be a makeshift
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[form] = (selector, selector.edition, chosen)
+    return chosen
+
+
+def _choose(operator: str, args: tuple[Any, ...], activation: str, selector: Selector) -> str:
+    x, weight, bias = args[:3]
     names = candidates(
         x.shape[0],
         weight.shape[0],
@@ -50,7 +68,7 @@ def _variant(operator: str, args: tuple[Any, ...]) -> str:
     shape = "x".join(map(str, (row_class(x.shape[0]), *weight.shape)))
     described = f"{x.dtype} {shape} {activation} {bias is not None}"
     variants = {name: partial(compute, operator, (*args[:_VARIANT], name)) for name in names}
-    return selector_of(x.device).choose(operator, described, variants)
+    return selector.choose(operator, described, variants)
 
 
 def compute(operator: str, args: tuple[Any, ...]) -> Any:

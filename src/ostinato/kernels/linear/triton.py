@@ -13,13 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.linear.variants import INNER, STAGES, Tiling
 from ostinato.kernels.norm.triton import normalised
-from ostinato.kernels.rowwise import part_row_tile, whole_row_tile
+from ostinato.kernels.rowwise import ceil_div, part_row_tile, whole_row_tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     x_pointer,
@@ -71,7 +73,7 @@ def product_kernel(
             bias = tl.load(bias_pointer + column, mask=column < num_outputs, other=0.0)
             sums += bias.to(tl.float32)[None, :]
         if activation != "":
-            sums = activate(sums, out_pointer, activation)
+            sums = activate(through(sums, out_pointer), out_pointer, activation)
         tl.store(out_pointer + offset, sums, mask=is_inside)
 
 
@@ -83,6 +85,7 @@ def _summed(parts_pointer, offset, is_inside, part_size, splits: tl.constexpr):
     return sums
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_kernel(
     parts_pointer,
@@ -104,10 +107,11 @@ def sum_kernel(
     if has_bias:
         sums += tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
     if activation != "":
-        sums = activate(sums, out_pointer, activation)
+        sums = activate(through(sums, out_pointer), out_pointer, activation)
     tl.store(out_pointer + offset, sums, mask=is_inside)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_add_norm_kernel(
     parts_pointer,
@@ -154,7 +158,7 @@ def multiply(x, weight, bias, activation, tiling: Tiling):
         return out
     parts = _parts(x, weight, tiling)
     tile_rows, tile_columns, warps = part_row_tile(num_outputs)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(num_outputs, tile_columns))
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(num_outputs, tile_columns))
     sum_kernel[grid](
         parts,
         bias if bias is not None else x,
@@ -181,7 +185,7 @@ def multiply_add_norm(
     total = torch.empty_like(y)
     parts = _parts(x, weight, tiling)
     tile_rows, tile_columns, warps = whole_row_tile(width)
-    sum_add_norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    sum_add_norm_kernel[(ceil_div(num_rows, tile_rows),)](
         parts,
         bias if bias is not None else x,
         residual,
@@ -208,7 +212,7 @@ def multiply_add_norm(
 
 def _parts(x, weight, tiling):
     """(splits, rows, outputs) fp32: what each part of the inner dimension adds up to."""
-    num_splits = triton.cdiv(x.shape[1], _inputs_per_split(x.shape[1], tiling.splits))
+    num_splits = ceil_div(x.shape[1], _inputs_per_split(x.shape[1], tiling.splits))
     shape = (num_splits, x.shape[0], weight.shape[0])
     parts = torch.empty(shape, dtype=torch.float32, device=x.device)
     _multiply_into(parts, x, weight, None, "", tiling)
@@ -218,7 +222,7 @@ def _parts(x, weight, tiling):
 def _multiply_into(out, x, weight, bias, activation, tiling):
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
-    tiles = triton.cdiv(num_rows, tiling.rows) * triton.cdiv(num_outputs, tiling.columns)
+    tiles = ceil_div(num_rows, tiling.rows) * ceil_div(num_outputs, tiling.columns)
     is_split = out.dim() == 3
     product_kernel[(tiles, out.shape[0] if is_split else 1)](
         x,
@@ -245,4 +249,4 @@ def _multiply_into(out, x, weight, bias, activation, tiling):
 
 
 def _inputs_per_split(num_inputs, splits):
-    return triton.cdiv(triton.cdiv(num_inputs, splits), INNER) * INNER
+    return ceil_div(ceil_div(num_inputs, splits), INNER) * INNER

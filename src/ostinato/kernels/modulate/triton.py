@@ -8,8 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.norm.triton import normalised
-from ostinato.kernels.rowwise import whole_row_tile
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through
 
 
@@ -27,15 +29,17 @@ def modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_
               num_rows, eps, scale_stride: tl.constexpr, shift_stride: tl.constexpr,
               width: tl.constexpr, has_segments: tl.constexpr):  # fmt: skip
     """Normalise and modulate whole rows of fp32 ``x``; the last sum is not yet rounded."""
-    y = normalised(x, is_inside, column, x, x, y_pointer, eps, width, False, False, False)
-    normed = through(y, y_pointer)
+    # Loaded before the sums, which take longer than the way to the memory.
     segment = segment_of(segments_pointer, row, num_rows, has_segments)
     scale = tl.load(scale_pointer + segment * scale_stride + column, mask=is_inside, other=0.0)
     shift = tl.load(shift_pointer + segment * shift_stride + column, mask=is_inside, other=0.0)
+    y = normalised(x, is_inside, column, x, x, y_pointer, eps, width, False, False, False)
+    normed = through(y, y_pointer)
     factor = through(1.0 + scale.to(tl.float32), y_pointer)
     return through(factor * normed, y_pointer) + shift.to(tl.float32)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def modulate_kernel(
     x_pointer,
@@ -67,8 +71,8 @@ def modulate(x, scale, shift, segments, eps):
     num_rows, width = x.shape
     y = x.new_empty((num_rows, width))
     scale, shift = (t if t.stride(1) == 1 else t.contiguous() for t in (scale, shift))
-    tile_rows, tile_columns, warps = whole_row_tile(width)
-    modulate_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    tile_rows, tile_columns, warps = tile("modulate", width)
+    modulate_kernel[(ceil_div(num_rows, tile_rows),)](
         x,
         scale,
         shift,

@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 
 _LOG2_E = 1.4426950408889634
 _TILE = 8
@@ -24,6 +25,7 @@ def _start(position, length: tl.constexpr, window: tl.constexpr):
     return tl.minimum(tl.maximum(position - window // 2, 0), length - window)
 
 
+@quick
 @triton.jit
 def neighbourhood_kernel(
     q_pointer,
@@ -103,7 +105,7 @@ def neighbourhood_attention(q, k, v, window, scale):
     window_y, window_x = min(window, height), min(window, width)
     span = power_of_two(_TILE + window_x - 1)
     is_wide = q.dtype == torch.float32
-    tiles = triton.cdiv(height, _TILE) * triton.cdiv(width, _TILE)
+    tiles = ceil_div(height, _TILE) * ceil_div(width, _TILE)
     strides = {
         f"{name}_{axis}": x.stride(i)
         for name, x in (("q", q), ("k", k), ("v", v))

@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import whole_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through
 
 
@@ -18,6 +20,11 @@ def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, ep
                width: tl.constexpr, is_rms: tl.constexpr, has_weight: tl.constexpr,
                has_bias: tl.constexpr):  # fmt: skip
     """Normalise whole rows (rows, columns) of fp32 ``x``, zero outside; the end is not rounded."""
+    # Loaded before the sums, which take longer than the way to the memory.
+    if has_weight:
+        weight = tl.load(weight_pointer + column, mask=column < width, other=0.0)
+    if has_bias:
+        bias = tl.load(bias_pointer + column, mask=column < width, other=0.0)
     if not is_rms:
         mean = tl.sum(x, axis=1)[:, None] / width
         x = tl.where(is_inside, x - mean, 0.0)
@@ -26,12 +33,13 @@ def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, ep
     if is_rms:
         y = through(y, y_pointer)
     if has_weight:
-        y *= tl.load(weight_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+        y *= weight.to(tl.float32)
     if has_bias:
-        y += tl.load(bias_pointer + column, mask=column < width, other=0.0).to(tl.float32)
+        y += bias.to(tl.float32)
     return y
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x_pointer,
@@ -71,8 +79,10 @@ def _launch(x, residual, weight, bias, eps, *, is_rms, out=None):
     num_rows, width = x.shape
     y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device) if out is None else out
     total = torch.empty_like(y) if residual is not None else None
-    tile_rows, tile_columns, warps = whole_row_tile(width)
-    norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    kind = "rms_norm" if is_rms else "layer_norm"
+    name = kind if residual is None else f"add_{kind}"
+    tile_rows, tile_columns, warps = tile(name, width)
+    norm_kernel[(ceil_div(num_rows, tile_rows),)](
         x,
         residual if residual is not None else x,
         weight if weight is not None else x,

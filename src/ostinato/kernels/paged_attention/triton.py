@@ -14,12 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.paged_attention.reference import MOST_SPLITS
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 
 _LOG2_E = 1.4426950408889634
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "query_blocks"])
 def attend_kernel(
     q_pointer,
@@ -113,6 +115,7 @@ def attend_kernel(
         tl.store(out_pointer + target[:, None] * head_dim + column[None, :], acc, mask=is_value)
 
 
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_splits"])
 def join_kernel(
     parts_pointer,
@@ -163,11 +166,11 @@ def paged_attention(
     group = heads // kv_heads
     tile_rows = max(16, power_of_two(group), min(64, power_of_two(max_query_length * group)))
     tile_queries = tile_rows // group
-    query_blocks = triton.cdiv(max_query_length, tile_queries)
+    query_blocks = ceil_div(max_query_length, tile_queries)
     columns = max(16, power_of_two(head_dim))
     is_wide = q.dtype == torch.float32
     capacity = page_table.shape[1] * page_size
-    num_splits = min(MOST_SPLITS, triton.cdiv(capacity, split_length)) if split_length else 1
+    num_splits = min(MOST_SPLITS, ceil_div(capacity, split_length)) if split_length else 1
     tile_keys = 32 if is_wide else 64
     if split_length:
         out = q.new_empty((tokens, heads, head_dim))
@@ -198,7 +201,7 @@ def paged_attention(
         tile_rows=tile_rows,
         tile_queries=tile_queries,
         tile_keys=tile_keys,
-        tiles_per_block=triton.cdiv(split_length, tile_keys),
+        tiles_per_block=ceil_div(split_length, tile_keys),
         precision="ieee" if is_wide else "tf32",
         num_warps=4,
         num_stages=1 if is_wide else 2,

@@ -1,4 +1,4 @@
-"""One program copies one token's keys and values."""
+"""One program copies the keys and values of a few tokens."""
 
 # Triton's language is no Python that mypy knows.
 # mypy: ignore-errors
@@ -8,27 +8,34 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 
 
-@triton.jit
+@quick
+@triton.jit(do_not_specialize=["num_tokens"])
 def paged_cache_write_kernel(
     key_pointer,
     value_pointer,
     key_cache_pointer,
     value_cache_pointer,
     slots_pointer,
+    num_tokens,
     key_stride: tl.constexpr,
     value_stride: tl.constexpr,
     width: tl.constexpr,
+    tile_tokens: tl.constexpr,
     columns: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_pointer + token + tl.arange(0, 1)).to(tl.int64)
-    column = tl.arange(0, columns)
-    mask = (column < width) & (slot >= 0)
-    key = tl.load(key_pointer + token * key_stride + column, mask=mask)
-    value = tl.load(value_pointer + token * value_stride + column, mask=mask)
+    token = tl.program_id(0).to(tl.int64) * tile_tokens + tl.arange(0, tile_tokens)[:, None]
+    column = tl.arange(0, columns)[None, :]
+    is_inside = (token < num_tokens) & (column < width)
+    # Read without waiting for the slots; which of them are dropped shows in the writes.
+    slot = tl.load(slots_pointer + token, mask=token < num_tokens, other=-1).to(tl.int64)
+    key = tl.load(key_pointer + token * key_stride + column, mask=is_inside)
+    value = tl.load(value_pointer + token * value_stride + column, mask=is_inside)
+    mask = is_inside & (slot >= 0)
     tl.store(key_cache_pointer + slot * width + column, key, mask=mask)
     tl.store(value_cache_pointer + slot * width + column, value, mask=mask)
 
@@ -37,16 +44,19 @@ def paged_cache_write(key, value, key_cache, value_cache, slots):
     tokens, heads, head_dim = key.shape
     key, value = (x if x.stride()[1:] == (head_dim, 1) else x.contiguous() for x in (key, value))
     width = heads * head_dim
-    paged_cache_write_kernel[(tokens,)](
+    tile_tokens, columns, warps = tile("paged_cache_write", width)
+    paged_cache_write_kernel[(ceil_div(tokens, tile_tokens),)](
         key,
         value,
         key_cache,
         value_cache,
         slots.contiguous(),
+        tokens,
         key_stride=key.stride(0),
         value_stride=value.stride(0),
         width=width,
-        columns=power_of_two(width),
-        num_warps=4,
+        tile_tokens=tile_tokens,
+        columns=columns,
+        num_warps=warps,
         enable_fp_fusion=False,
     )

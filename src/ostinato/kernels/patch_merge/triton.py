@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, part_row_tile
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def patch_merge_kernel(
     x_pointer,
@@ -47,7 +49,7 @@ def patch_merge(x):
     y = x.new_empty((frames, (height + 1) // 2, (width + 1) // 2, 4 * channels))
     num_rows = y.shape[0] * y.shape[1] * y.shape[2]
     tile_rows, tile_columns, warps = part_row_tile(4 * channels)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(4 * channels, tile_columns))
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(4 * channels, tile_columns))
     patch_merge_kernel[grid](
         x,
         y,

@@ -9,7 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through
 
 
@@ -26,6 +28,7 @@ def _corner(table_pointer, indices_pointer, weights_pointer, row, column, corner
     return through(product, out_pointer) if rounds_each else product
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def position_interpolation_add_kernel(
     x_pointer,
@@ -59,8 +62,8 @@ def position_interpolation_add(x, table, indices, weights):
     num_rows, width = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty((num_rows, width))
-    tile_rows, tile_columns, warps = part_row_tile(width)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+    tile_rows, tile_columns, warps = tile("position_interpolation_add", width)
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     position_interpolation_add_kernel[grid](
         x,
         table.contiguous(),

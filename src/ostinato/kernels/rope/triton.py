@@ -1,4 +1,4 @@
-"""One program takes one token and up to 16 heads of one section, which share a table row."""
+"""One program takes some tokens and up to 16 heads of one section; a lane is a head of a token."""
 
 # Triton's language is no Python that mypy knows.
 # mypy: ignore-errors
@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, power_of_two
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through
-
-_HEADS_PER_PROGRAM = 16
 
 
 @triton.jit
@@ -63,6 +63,7 @@ def _section(
     weight_pointer,
     cos_pointer,
     sin_pointer,
+    is_token,
     is_head,
     eps,
     half: tl.constexpr,
@@ -72,23 +73,27 @@ def _section(
     has_weight: tl.constexpr,
     rounds_each: tl.constexpr,
 ):
-    """Normalise and rotate (heads, head_dim); ``source`` and ``target`` are (heads, 1) pointers."""
+    """Normalise and rotate (lanes, head_dim); the pointers are (lanes, 1), tables' may be scalars.
+
+    Everything is loaded before the sums, which take longer than the way to the memory.
+    """
+    is_head = is_head & is_token
     first, second = _load_pairs(source, half, columns, is_half, is_head)
+    column = tl.arange(0, columns)[None, :]
+    is_column = is_token & (column < half)
+    cos = tl.load(cos_pointer + column, mask=is_column, other=0.0).to(tl.float32)
+    sin = tl.load(sin_pointer + column, mask=is_column, other=0.0).to(tl.float32)
+    if has_weight:
+        zero = tl.zeros((1, 1), dtype=tl.int32)
+        w_first, w_second = _load_pairs(weight_pointer + zero, half, columns, is_half, zero == 0)
     if has_norm:
         squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
         first = through(first * scale, target)
         second = through(second * scale, target)
         if has_weight:
-            zero = tl.zeros((1, 1), dtype=tl.int32)
-            w_first, w_second = _load_pairs(
-                weight_pointer + zero, half, columns, is_half, zero == 0
-            )
             first = through(first * w_first, target)
             second = through(second * w_second, target)
-    column = tl.arange(0, columns)[None, :]
-    cos = tl.load(cos_pointer + column, mask=column < half, other=0.0).to(tl.float32)
-    sin = tl.load(sin_pointer + column, mask=column < half, other=0.0).to(tl.float32)
     first_cos = _rounded(first * cos, target, rounds_each)
     # Subtracted, not negated: Triton 3.6 writes -x as 0 - x, which loses the sign of a zero.
     second_sin = _rounded(second * sin, target, rounds_each)
@@ -99,7 +104,8 @@ def _section(
     )
 
 
-@triton.jit
+@quick
+@triton.jit(do_not_specialize=["num_tokens"])
 def rope_kernel(
     qkv_pointer,
     cos_pointer,
@@ -109,6 +115,7 @@ def rope_kernel(
     q_pointer,
     k_pointer,
     v_pointer,
+    num_tokens,
     eps,
     qkv_stride: tl.constexpr,
     cos_stride: tl.constexpr,
@@ -117,6 +124,7 @@ def rope_kernel(
     kv_heads: tl.constexpr,
     half: tl.constexpr,
     columns: tl.constexpr,
+    tile_tokens: tl.constexpr,
     tile_heads: tl.constexpr,
     is_half: tl.constexpr,
     has_norm: tl.constexpr,
@@ -124,33 +132,39 @@ def rope_kernel(
     has_k_weight: tl.constexpr,
     rounds_each: tl.constexpr,
 ):
-    token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     head_dim: tl.constexpr = 2 * half
     q_blocks: tl.constexpr = (heads + tile_heads - 1) // tile_heads
     kv_blocks: tl.constexpr = (kv_heads + tile_heads - 1) // tile_heads
-    lane = tl.arange(0, tile_heads)[:, None]
+    lane = tl.arange(0, tile_tokens * tile_heads)[:, None]
+    head_of_lane = lane % tile_heads
+    if tile_tokens == 1:
+        token = tl.program_id(0).to(tl.int64)  # its table row is loaded once for all heads
+        is_token = tl.full((1, 1), 1, tl.int1)
+    else:
+        token = tl.program_id(0).to(tl.int64) * tile_tokens + lane // tile_heads
+        is_token = token < num_tokens
     row = qkv_pointer + token * qkv_stride
     cos_row = cos_pointer + token * cos_stride
     sin_row = sin_pointer + token * sin_stride
     if block < q_blocks:
-        head = block * tile_heads + lane
+        head = block * tile_heads + head_of_lane
         target = q_pointer + token * (heads * head_dim) + head * head_dim
         _section(
-            row + head * head_dim, target, q_weight_pointer, cos_row, sin_row, head < heads, eps,
-            half, columns, is_half, has_norm, has_q_weight, rounds_each,
+            row + head * head_dim, target, q_weight_pointer, cos_row, sin_row, is_token,
+            head < heads, eps, half, columns, is_half, has_norm, has_q_weight, rounds_each,
         )  # fmt: skip
     elif block < q_blocks + kv_blocks:
-        head = (block - q_blocks) * tile_heads + lane
+        head = (block - q_blocks) * tile_heads + head_of_lane
         target = k_pointer + token * (kv_heads * head_dim) + head * head_dim
         _section(
-            row + (heads + head) * head_dim, target, k_weight_pointer, cos_row, sin_row,
+            row + (heads + head) * head_dim, target, k_weight_pointer, cos_row, sin_row, is_token,
             head < kv_heads, eps, half, columns, is_half, has_norm, has_k_weight, rounds_each,
         )  # fmt: skip
     else:
-        head = (block - q_blocks - kv_blocks) * tile_heads + lane
+        head = (block - q_blocks - kv_blocks) * tile_heads + head_of_lane
         column = tl.arange(0, 2 * columns)[None, :]
-        mask = (head < kv_heads) & (column < head_dim)
+        mask = is_token & (head < kv_heads) & (column < head_dim)
         values = tl.load(row + (heads + kv_heads + head) * head_dim + column, mask=mask)
         target = v_pointer + token * (kv_heads * head_dim) + head * head_dim
         tl.store(target + column, values, mask=mask)
@@ -172,10 +186,11 @@ def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, s
     k = qkv.new_empty((tokens, kv_heads, head_dim))
     v = qkv.new_empty((tokens, kv_heads, head_dim))
     half = head_dim // 2
-    tile_heads = min(_HEADS_PER_PROGRAM, power_of_two(heads))
-    blocks = triton.cdiv(heads, tile_heads) + 2 * triton.cdiv(kv_heads, tile_heads)
+    name = "rope" if eps is None else "norm_rope"
+    tile_tokens, tile_heads, warps = tile(name, head_dim, heads)
+    blocks = ceil_div(heads, tile_heads) + 2 * ceil_div(kv_heads, tile_heads)
     promoted = torch.promote_types(qkv.dtype, cos.dtype)
-    rope_kernel[(tokens, blocks)](
+    rope_kernel[(ceil_div(tokens, tile_tokens), blocks)](
         qkv,
         cos if cos.stride(1) == 1 else cos.contiguous(),
         sin if sin.stride(1) == 1 else sin.contiguous(),
@@ -184,6 +199,7 @@ def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, s
         q,
         k,
         v,
+        tokens,
         0.0 if eps is None else eps,
         qkv_stride=qkv.stride(0),
         cos_stride=cos.stride(0) if cos.stride(1) == 1 else half,
@@ -192,13 +208,14 @@ def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, s
         kv_heads=kv_heads,
         half=half,
         columns=power_of_two(half),
+        tile_tokens=tile_tokens,
         tile_heads=tile_heads,
         is_half=style == "half",
         has_norm=eps is not None,
         has_q_weight=q_weight is not None,
         has_k_weight=k_weight is not None,
         rounds_each=promoted != torch.float32,
-        num_warps=4,
+        num_warps=warps,
         enable_fp_fusion=False,
     )
     return q, k, v

@@ -1,7 +1,10 @@
-"""One program per row. A threshold is found digit by digit over the bits of an ordered float.
+"""Six launches: each row is spread over many programs, and nothing waits for the host.
 
-Logits over temperature are written down once, and so is what each token weighs; top-k and top-p
-then read the row sixteen times each, two bits a time, and add up lane by lane. The cache holds it.
+A row without top-k, top-p and min-p is done by ``survey`` and ``finish``; the others end at once
+for it. Else ``weigh`` makes a histogram of the row's tokens by their distance from the largest
+logit, which says in which bin the threshold lies; ``collect`` writes down the tokens that matter,
+``search`` finds the threshold among them exactly, and ``choose`` draws from what it keeps. Counts
+and masses are integers, so neither the order of additions nor that of the list shows in an answer.
 """
 
 # Triton's language is no Python that mypy knows.
@@ -13,81 +16,21 @@ import torch
 import triton
 import triton.language as tl
 
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import power_of_two
-from ostinato.kernels.triton_math import divide, exp, is_nan, log
-
-
-@triton.jit
-def _load(row_pointer, begin, vocabulary: tl.constexpr, columns: tl.constexpr, temperature):
-    """Logits over temperature in fp32, -inf for NaN and beyond the vocabulary."""
-    token = begin + tl.arange(0, columns)
-    x = tl.load(row_pointer + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
-    x = divide(x, tl.broadcast_to(temperature, x.shape))
-    return tl.where(is_nan(x), float("-inf"), x)
-
-
-@triton.jit
-def _relative(x, largest):
-    """exp(x - largest), exactly 1 at the largest and 0 at -inf, also where infinities cancel."""
-    y = tl.where(x == largest, 1.0, exp(x - largest))
-    return tl.where(x == float("-inf"), 0.0, y)
-
-
-@triton.jit
-def _to_float(key):
-    """The float whose place among all floats is ``key`` (uint32)."""
-    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _to_key(x):
-    """The place of fp32 ``x`` among all floats (uint32); -0.0 counts as 0.0, which it equals."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
-
-
-@triton.jit
-def _threshold(scaled_pointer, mass_pointer, floor, needed, vocabulary: tl.constexpr,
-               columns: tl.constexpr, counts_mass: tl.constexpr):  # fmt: skip
-    """Largest logit t so that the tokens >= max(t, floor) count, or weigh, at least ``needed``."""
-    key = tl.zeros((1,), tl.uint32)
-    above = tl.zeros((1,), tl.int64)  # what lies above every key that begins like ``key``
-    shift = tl.full((1,), 30, tl.uint32)
-    for _ in range(0, 16):
-        ones = tl.zeros((columns,), tl.int64)
-        twos = tl.zeros((columns,), tl.int64)
-        threes = tl.zeros((columns,), tl.int64)
-        for begin in range(0, vocabulary, columns):
-            token = begin + tl.arange(0, columns)
-            is_token = token < vocabulary
-            x = tl.load(scaled_pointer + token, mask=is_token, other=float("-inf"))
-            place = _to_key(x)
-            # Of the digits above this one nothing may differ; the first digit has none above it.
-            is_alike = ((place ^ key) >> shift) < 4
-            is_in = is_alike & is_token & (x >= floor)
-            digit = (place >> shift) & 3
-            if counts_mass:
-                weight = tl.load(mass_pointer + token, mask=is_in, other=0).to(tl.int64)
-            else:
-                weight = is_in.to(tl.int64)
-            ones += tl.where(is_in & (digit == 1), weight, 0)
-            twos += tl.where(is_in & (digit == 2), weight, 0)
-            threes += tl.where(is_in & (digit == 3), weight, 0)
-        from_three = above + tl.sum(threes)
-        from_two = from_three + tl.sum(twos)
-        from_one = from_two + tl.sum(ones)
-        chosen = tl.where(from_one >= needed, 1, 0)
-        above_chosen = tl.where(from_one >= needed, from_two, from_one)
-        chosen = tl.where(from_two >= needed, 2, chosen)
-        above_chosen = tl.where(from_two >= needed, from_three, above_chosen)
-        chosen = tl.where(from_three >= needed, 3, chosen)
-        above = tl.where(from_three >= needed, above, above_chosen)
-        key = key | (chosen.to(tl.uint32) << shift)
-        shift = shift - 2
-    # The lowest keys are negative NaN: nothing but -inf is left there.
-    bound = _to_float(key)
-    return tl.where(is_nan(bound), float("-inf"), bound)
+from ostinato.kernels.sampling.threshold import (
+    BINS,
+    TILE,
+    collect_kernel,
+    is_searched,
+    largest_of,
+    load_part,
+    relative,
+    search_kernel,
+    weigh_kernel,
+)
+from ostinato.kernels.tiles import tile
+from ostinato.kernels.triton_math import log
 
 
 @triton.jit
@@ -100,99 +43,124 @@ def _mix(x):
 
 
 @triton.jit
-def sample_kernel(
-    logits_pointer,
-    temperature_pointer,
-    top_k_pointer,
-    top_p_pointer,
-    min_p_pointer,
-    seeds_pointer,
-    positions_pointer,
-    scaled_pointer,
-    mass_pointer,
-    out_pointer,
-    logits_stride: tl.constexpr,
-    vocabulary: tl.constexpr,
-    columns: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    one = tl.arange(0, 1)
-    row_pointer = logits_pointer + row * logits_stride
-    scaled_pointer += row * vocabulary
-    mass_pointer += row * vocabulary
-    temperature = tl.load(temperature_pointer + row + one).to(tl.float32)
-    is_greedy = temperature <= 0.0
-    temperature = tl.where(is_greedy, 1.0, temperature)
-    largest = tl.full((columns,), float("-inf"), tl.float32)
-    for begin in range(0, vocabulary, columns):
-        token = begin + tl.arange(0, columns)
-        x = _load(row_pointer, begin, vocabulary, columns, temperature)
-        tl.store(scaled_pointer + token, x, mask=token < vocabulary)
-        largest = tl.maximum(largest, x)
-    largest = tl.max(largest, axis=0) + tl.zeros((1,), tl.float32)
-    tl.debug_barrier()
-    floor = tl.full((1,), float("-inf"), tl.float32)
-    top_k = tl.load(top_k_pointer + row).to(tl.int64)
-    if top_k > 0:
-        needed = tl.minimum(top_k, vocabulary)
-        floor = _threshold(scaled_pointer, mass_pointer, floor, needed, vocabulary, columns, False)
-    nucleus = floor  # never below it: what top-p needs lies within the top k
-    top_p = tl.load(top_p_pointer + row).to(tl.float64)
-    if top_p < 1.0:
-        total = tl.zeros((columns,), tl.int64)
-        for begin in range(0, vocabulary, columns):
-            token = begin + tl.arange(0, columns)
-            is_token = token < vocabulary
-            x = tl.load(scaled_pointer + token, mask=is_token, other=float("-inf"))
-            mass = (_relative(x, largest) * 1073741824.0).to(tl.int32)
-            tl.store(mass_pointer + token, mass, mask=is_token)
-            total += tl.where(x >= floor, mass, 0).to(tl.int64)
-        tl.debug_barrier()
-        exact = top_p * (tl.sum(total) + tl.zeros((1,), tl.int64)).to(tl.float64)
-        needed = exact.to(tl.int64)
-        needed = tl.where(needed.to(tl.float64) < exact, needed + 1, needed)
-        nucleus = _threshold(
-            scaled_pointer, mass_pointer, floor, tl.maximum(needed, 1), vocabulary, columns, True
-        )
-    min_p = tl.load(min_p_pointer + row + one).to(tl.float32)
-    seed = tl.load(seeds_pointer + row + one).to(tl.int64).to(tl.uint32)
-    position = tl.load(positions_pointer + row + one).to(tl.int64).to(tl.uint32)
-    stream = _mix(_mix(seed) ^ position)
-    best = tl.full((columns,), float("-inf"), tl.float32)
-    best_token = tl.full((columns,), vocabulary, tl.int64)
-    for begin in range(0, vocabulary, columns):
-        token = begin + tl.arange(0, columns)
-        x = tl.load(scaled_pointer + token, mask=token < vocabulary, other=float("-inf"))
-        is_kept = (x >= nucleus) & (_relative(x, largest) >= min_p)
-        bits = _mix(stream ^ token.to(tl.uint32))
+def _store_best(x, is_kept, is_greedy, token, row, seeds_pointer, positions_pointer, best_pointer,
+                token_pointer, vocabulary: tl.constexpr, parts: tl.constexpr):  # fmt: skip
+    """The best score of a part and its first token, which also counts at -inf."""
+    if not is_greedy:
+        one = tl.arange(0, 1)
+        seed = tl.load(seeds_pointer + row + one).to(tl.int64).to(tl.uint32)
+        position = tl.load(positions_pointer + row + one).to(tl.int64).to(tl.uint32)
+        bits = _mix(_mix(_mix(seed) ^ position) ^ token.to(tl.uint32))
         uniform = ((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
-        score = x + tl.where(is_greedy, 0.0, -log(-log(uniform)))
-        score = tl.where(is_kept | is_greedy, score, float("-inf"))
-        # The first token of a lane also counts at -inf, so that a row of nothing answers 0.
-        is_better = (score > best) | ((best_token == vocabulary) & (token < vocabulary))
-        best = tl.where(is_better, score, best)
-        best_token = tl.where(is_better, token.to(tl.int64), best_token)
-    is_best = best == tl.max(best, axis=0)
-    answer = tl.min(tl.where(is_best, best_token, vocabulary), axis=0)
-    tl.store(out_pointer + row, answer)
+        x = tl.where(is_kept, x + -log(-log(uniform)), float("-inf"))
+    best = tl.max(x, axis=0)
+    first = tl.min(tl.where((x == best) & (token < vocabulary), token, vocabulary), axis=0)
+    part = row * parts + tl.program_id(0)
+    tl.store(best_pointer + part, best)
+    tl.store(token_pointer + part, first)
+
+
+@quick
+@triton.jit
+def survey_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_pointer, min_p_pointer,
+                  seeds_pointer, positions_pointer, largest_pointer, best_pointer, token_pointer,
+                  weights_pointer, length_pointer, logits_stride: tl.constexpr,
+                  vocabulary: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr,
+                  bins: tl.constexpr):  # fmt: skip
+    """The largest logit of a part; without filters its choice, else its row's bins are emptied."""
+    row = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0) * columns + tl.arange(0, columns)
+    x, is_greedy = load_part(
+        logits_pointer, row, token, temperature_pointer, logits_stride, vocabulary
+    )
+    is_filtered = is_searched(row, temperature_pointer, top_k_pointer, top_p_pointer)
+    is_filtered |= tl.load(min_p_pointer + row).to(tl.float32) > 0.0
+    if is_greedy | (not is_filtered):
+        _store_best(x, token < vocabulary, is_greedy, token, row, seeds_pointer,
+                    positions_pointer, best_pointer, token_pointer, vocabulary, parts)  # fmt: skip
+    else:
+        tl.store(largest_pointer + row * parts + tl.program_id(0), tl.max(x, axis=0))
+        if tl.program_id(0) == 0:
+            index = tl.arange(0, bins)
+            tl.store(weights_pointer + row * bins + index, tl.zeros((bins,), tl.int64))
+            tl.store(length_pointer + row, 0)
+
+
+@quick
+@triton.jit
+def choose_kernel(logits_pointer, temperature_pointer, top_k_pointer, top_p_pointer, min_p_pointer,
+                  seeds_pointer, positions_pointer, largest_pointer, threshold_pointer,
+                  best_pointer, token_pointer, logits_stride: tl.constexpr,
+                  vocabulary: tl.constexpr, parts: tl.constexpr, part_columns: tl.constexpr,
+                  columns: tl.constexpr):  # fmt: skip
+    """The best score of a part among the tokens that the row's filters keep."""
+    row = tl.program_id(1).to(tl.int64)
+    min_p = tl.load(min_p_pointer + row).to(tl.float32)
+    has_threshold = is_searched(row, temperature_pointer, top_k_pointer, top_p_pointer)
+    is_warm = tl.load(temperature_pointer + row).to(tl.float32) > 0.0
+    if not (is_warm & (has_threshold | (min_p > 0.0))):
+        return
+    token = tl.program_id(0) * columns + tl.arange(0, columns)
+    x, is_greedy = load_part(
+        logits_pointer, row, token, temperature_pointer, logits_stride, vocabulary
+    )
+    largest = largest_of(largest_pointer, row, parts, part_columns)
+    threshold = tl.where(has_threshold, tl.load(threshold_pointer + row), float("-inf"))
+    is_kept = (x >= threshold) & (relative(x, largest) >= min_p)
+    _store_best(x, is_kept, is_greedy, token, row, seeds_pointer, positions_pointer,
+                best_pointer, token_pointer, vocabulary, parts)  # fmt: skip
+
+
+@quick
+@triton.jit
+def finish_kernel(best_pointer, token_pointer, out_pointer, vocabulary: tl.constexpr,
+                  parts: tl.constexpr, part_columns: tl.constexpr):  # fmt: skip
+    """The best of the parts; of equals the smaller token."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, part_columns)
+    at = row * parts + part
+    score = tl.load(best_pointer + at, mask=part < parts, other=float("-inf"))
+    token = tl.load(token_pointer + at, mask=part < parts, other=vocabulary)
+    is_best = score == tl.max(score, axis=0)
+    tl.store(out_pointer + row, tl.min(tl.where(is_best, token, vocabulary), axis=0))
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     rows, vocabulary = logits.shape
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    filters = [x.contiguous() for x in (temperature, top_k, top_p)]
+    min_p, *stream = (x.contiguous() for x in (min_p, seeds, positions))
+    _, most, warps = tile("sample", vocabulary)
+    columns = min(most, power_of_two(vocabulary))
+    parts = triton.cdiv(vocabulary, columns)
     out = logits.new_empty((rows,), dtype=torch.int64)
-    scaled = logits.new_empty((rows, vocabulary), dtype=torch.float32)
-    mass = torch.empty_like(scaled, dtype=torch.int32)
-    sample_kernel[(rows,)](
-        logits,
-        *(x.contiguous() for x in (temperature, top_k, top_p, min_p, seeds, positions)),
-        scaled,
-        mass,
-        out,
-        logits_stride=logits.stride(0),
-        vocabulary=vocabulary,
-        columns=min(8192, power_of_two(vocabulary)),
-        num_warps=16,
-        enable_fp_fusion=False,
+    largest, best = logits.new_empty((2, rows, parts), dtype=torch.float32).unbind()
+    token = logits.new_empty((rows, parts), dtype=torch.int32)
+    weights = logits.new_empty((rows, BINS), dtype=torch.int64)
+    length = logits.new_empty((rows,), dtype=torch.int32)
+    listed = logits.new_empty((rows, vocabulary), dtype=torch.float32)
+    threshold = logits.new_empty((rows,), dtype=torch.float32)
+    size = {"vocabulary": vocabulary, "parts": parts}
+    all_parts = size | {"part_columns": power_of_two(parts)}
+    part = {"logits_stride": logits.stride(0), "columns": columns}
+    how = {"num_warps": warps, "enable_fp_fusion": False}
+    one = {"num_warps": 1, "enable_fp_fusion": False}
+    grid = (parts, rows)
+    survey_kernel[grid](
+        logits, *filters, min_p, *stream, largest, best, token, weights, length,
+        bins=BINS, **part, **size, **how,
+    )  # fmt: skip
+    weigh_kernel[grid](logits, *filters, largest, weights, bins=BINS, **part, **all_parts, **how)
+    collect_kernel[grid](
+        logits, *filters, largest, weights, listed, length, bins=BINS, **part, **all_parts, **how
     )
+    search_kernel[(rows,)](
+        *filters, largest, weights, listed, length, threshold,
+        bins=BINS, tile=TILE, num_warps=16, enable_fp_fusion=False, **all_parts,
+    )  # fmt: skip
+    choose_kernel[grid](
+        logits, *filters, min_p, *stream, largest, threshold, best, token,
+        **part, **all_parts, **how,
+    )  # fmt: skip
+    finish_kernel[(rows,)](best, token, out, **all_parts, **one)
     return out

@@ -23,6 +23,7 @@ from ostinato.kernels.segment_attention.call import Backend, Call, is_aligned
 from ostinato.kernels.segment_attention.classes import LayoutClass, layout_class, row_class
 from ostinato.kernels.select import Selector, selector_of
 
+_MAX_FORMS = 16_384
 _MASK_ROWS = 4096
 """Dense attention under a mask is quadratic in memory; beyond this it only serves when alone."""
 
@@ -47,23 +48,40 @@ class Chooser:
         self._lock = threading.RLock()
         self._known: dict[tuple[object, ...], tuple[Selector, Backend]] = {}
         self._recorded: dict[tuple[object, ...], Backend] = {}
+        self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
 
     def choose(self, call: Call) -> Backend:
         """The backend of a call that names none."""
         if current_numerics() != "fast":
             return steady(call)
-        key = (shape_class(call), availability.hidden())
+        key = self._key_of(call)
         selector = self._selector or selector_of(call.q.device)
         known = self._known.get(key)
+        is_under_way = is_recording(call)
         if known is not None and known[0] is selector:
             chosen = known[1]
-        elif is_recording(call):
+        elif is_under_way:
             chosen = steady(call)
         else:
             chosen = self._decide(key, call, selector)
-        if is_recording(call):
+        if is_under_way:
             self._recorded[key] = chosen
         return chosen
+
+    def _key_of(self, call: Call) -> tuple[object, ...]:
+        """The class of a call and what is hidden, worked out once for each form of call."""
+        q, k, v, offsets, max_length, _ = call
+        form = (
+            *(q.device, q.dtype, q.shape, offsets.shape, max_length, availability.hidden()),
+            *(x.stride() for x in (q, k, v)),
+            *(x.data_ptr() & 15 for x in (q, k, v)),
+        )
+        key = self._keys.get(form)
+        if key is None:
+            if len(self._keys) >= _MAX_FORMS:
+                self._keys.clear()
+            key = self._keys[form] = (shape_class(call), availability.hidden())
+        return key
 
     def drop(self, backend: Backend) -> None:
         """Choose anew wherever this backend was chosen."""

@@ -60,14 +60,14 @@ def _named(name: str, call: Call, out: Tensor | None) -> Tensor:
 
 def _chosen(call: Call, out: Tensor | None) -> Tensor:
     backend = CHOOSER.choose(call)
-    fallback = steady(call)
-    if backend is fallback:
-        return backend.attend(call, out)
     try:
         return backend.attend(call, out)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        fallback = steady(call)
+        if backend is fallback:
+            raise
         availability.refuse(backend, call, f"it raised {type(error).__name__}: {error}")
         CHOOSER.drop(backend)
         return fallback.attend(call, out)

@@ -7,6 +7,7 @@ that two calls with equal shapes and bounds of one class run the same program on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -28,6 +29,7 @@ class Tiles:
     is_single: bool = False
 
 
+@cache
 def head_parts(head_dim: int) -> tuple[int, int]:
     """Two powers of two (the second may be 0) that cover a head with as little padding as can be.
 
@@ -39,6 +41,7 @@ def head_parts(head_dim: int) -> tuple[int, int]:
     return (main, rest) if main + rest < whole else (whole, 0)
 
 
+@cache
 def tiles_for(
     capability: tuple[int, int], *, head_dim: int, dtype: torch.dtype, max_length: int, work: int
 ) -> Tiles:

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 from ostinato.kernels.card import capability_of
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.segment_attention.tiles import head_parts, tiles_for
 
 _LOG2_E = 1.4426950408889634
@@ -102,6 +104,7 @@ def _segment_of(tile, offsets_pointer, num_segments, tile_rows: tl.constexpr, bl
     return count - 1
 
 
+@quick
 @triton.jit(do_not_specialize=["num_segments", "tiles_per_segment"])
 def segment_attention_kernel(
     q_pointer,
@@ -202,14 +205,9 @@ def segment_attention(q, k, v, offsets, max_length, scale, out=None, tiles=None)
         max_length=max_length,
         work=num_rows * heads,
     )
-    per_segment = triton.cdiv(max(max_length, 1), tiles.rows)
+    per_segment = ceil_div(max(max_length, 1), tiles.rows)
     num_tiles = min(num_segments * per_segment, num_rows // tiles.rows + num_segments)
     main, rest = head_parts(head_dim)
-    strides = {
-        f"{name}_{axis}": x.stride(i)
-        for name, x in (("q", q), ("k", k), ("v", v), ("out", out))
-        for i, axis in enumerate(("row", "head"))
-    }
     is_wide = q.dtype.itemsize > 2
     segment_attention_kernel[(num_tiles * heads,)](
         q,
@@ -220,7 +218,14 @@ def segment_attention(q, k, v, offsets, max_length, scale, out=None, tiles=None)
         num_segments,
         per_segment,
         max(scale * _LOG2_E, _SMALLEST_SCALE),
-        **strides,
+        q_row=q.stride(0),
+        q_head=q.stride(1),
+        k_row=k.stride(0),
+        k_head=k.stride(1),
+        v_row=v.stride(0),
+        v_head=v.stride(1),
+        out_row=out.stride(0),
+        out_head=out.stride(1),
         heads=heads,
         head_dim=head_dim,
         main=main,

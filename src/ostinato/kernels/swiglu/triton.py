@@ -8,7 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import part_row_tile
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div
+from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
@@ -28,6 +30,7 @@ def gated(packed_row, bias_pointer, column, is_inside, width: tl.constexpr,
     return activate(gate, y_pointer, activation) * value
 
 
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def swiglu_kernel(
     packed_pointer,
@@ -52,8 +55,8 @@ def swiglu_kernel(
 def swiglu(packed, bias, activation):
     num_rows, width = packed.shape[0], packed.shape[1] // 2
     y = packed.new_empty((num_rows, width))
-    tile_rows, tile_columns, warps = part_row_tile(width)
-    grid = (triton.cdiv(num_rows, tile_rows), triton.cdiv(width, tile_columns))
+    tile_rows, tile_columns, warps = tile("swiglu", width)
+    grid = (ceil_div(num_rows, tile_rows), ceil_div(width, tile_columns))
     swiglu_kernel[grid](
         packed,
         bias if bias is not None else packed,

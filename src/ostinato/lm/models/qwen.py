@@ -11,22 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ostinato.kernels.linear import linear
-from ostinato.kernels.paged_attention import paged_attention
-from ostinato.kernels.paged_cache_write import paged_cache_write
 from ostinato.kernels.rope import rope
 from ostinato.kernels.swiglu import swiglu
 from ostinato.layers.decoder import Scale
 from ostinato.layers.fp8 import project
 from ostinato.layers.linear import Linear, unset
 from ostinato.layers.norm import RMSNorm
+from ostinato.lm.attention import Attend, attend
 from ostinato.lm.contract import Batch, LmConfig
 from ostinato.weights.stacked import Part, Parts
 
 Tables = tuple[Tensor, Tensor]
-
-SPLIT_KEYS = 128
-"""Keys are divided at its multiples where there are ``FEW_QUERIES``, which leave a GPU idle."""
-FEW_QUERIES = 64
 
 
 def rope_axes(config: LmConfig) -> Tensor:
@@ -54,7 +49,13 @@ class Attention(nn.Module):
             self.k_norm = Scale(config.head_dim)
 
     def forward(
-        self, x: Tensor, tables: Tables, batch: Batch, cache: Tensor, max_query_length: int
+        self,
+        x: Tensor,
+        tables: Tables,
+        batch: Batch,
+        cache: Tensor,
+        max_query_length: int,
+        attend: Attend,
     ) -> Tensor:
         """(T, heads * head_dim), not projected yet. ``cache``: this layer's keys and values."""
         config = self.config
@@ -69,17 +70,10 @@ class Attention(nn.Module):
             k_weight=self.k_norm.weight if has_norm else None,
             eps=config.eps if has_norm else None,
         )
-        paged_cache_write(k, v, cache[0], cache[1], batch.slots)
-        mixed_THD = paged_attention(
-            q,
-            cache[0],
-            cache[1],
-            batch.page_table,
-            batch.query_offsets,
-            batch.kv_lengths,
+        mixed_THD = attend(
+            *(q, k, v, cache, batch),
             max_query_length=max_query_length,
             scale=config.head_dim**-0.5,
-            split_length=SPLIT_KEYS if max_query_length <= FEW_QUERIES else 0,
         )
         return mixed_THD.flatten(1)
 
@@ -147,12 +141,13 @@ class Qwen(nn.Module):
         *,
         max_query_length: int,
         deepstack: tuple[Tensor, ...] = (),
+        attend: Attend = attend,
     ) -> Tensor:
         tables = self.tables(batch.positions)
         layers: list[Layer] = list(self.layers)  # type: ignore[arg-type]
         normed = layers[0].input_layernorm(x)
         for i, layer in enumerate(layers):
-            mixed = layer.self_attn(normed, tables, batch, cache[i], max_query_length)
+            mixed = layer.self_attn(normed, tables, batch, cache[i], max_query_length, attend)
             normed, x = layer.post_attention_layernorm.after(layer.self_attn.o_proj, mixed, x)
             mlp = layer.mlp
             inner = swiglu(project(mlp.gate_up_proj, normed))

@@ -78,7 +78,8 @@ class Regions:
         config = replace(graph, min_hits=NEVER_ON_THE_PATH)
 
         def serve(name: str, fn: Callable[..., Any], num_in_place: int = 0) -> Served:
-            region = Region(name, fn, in_place=frozenset(range(num_in_place)), is_timed=False)
+            in_place = frozenset(range(num_in_place))
+            region = Region(name, fn, in_place=in_place, is_private=True, is_timed=False)
             return runner.serve(region, config)
 
         self._observe = serve("observation", model.observe)

@@ -1,0 +1,40 @@
+"""What a call's segmentation does to its time: arithmetic of a tower, to scale measured times by.
+
+A rung is timed with the longest segment that it holds. The same rows in several segments attend to
+fewer others, so they take less: measured time times the share of the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from ostinato.vision.contract import VisionConfig
+
+ATTENTION_COST = 1.5
+"""Time of an operation in attention over that of one in a product, as measured on an H200 at head
+sizes of 72 and 80."""
+
+
+class Work(NamedTuple):
+    """Operations (multiply-adds twice) per row, and per pair of rows that attend to each other."""
+
+    per_row: float
+    per_pair: float
+
+    @classmethod
+    def of(cls, tower: nn.Module, config: VisionConfig) -> Work:
+        """Of the blocks' products, and of those blocks that attend to whole segments."""
+        blocks = tower.get_submodule("blocks")
+        num_weights = sum(p.numel() for p in blocks.parameters() if p.dim() >= 2)
+        num_blocks = len(config.full_attention_blocks) if config.window_side else config.depth
+        return cls(2.0 * num_weights, ATTENTION_COST * 4.0 * config.width * num_blocks)
+
+    def share(self, num_rows: int, num_pairs: int, num_pairs_timed: int) -> float:
+        """Of the operations of ``num_rows`` with ``num_pairs_timed``, when there are ``num_pairs``.
+
+        Pairs are the sum of the segments' squared lengths.
+        """
+        rows = self.per_row * num_rows
+        return (rows + self.per_pair * num_pairs) / (rows + self.per_pair * num_pairs_timed)
