@@ -147,6 +147,22 @@ def test_a_weight_in_anothers_place_is_seen_by_what_was_traced(
     prefill.recorded.close()
 
 
+def test_invariant_answers_are_those_of_the_traced_decoder_too() -> None:
+    """One chunk to a step: that is what the trace is made for."""
+    model, sizes = tiny(), replace(SIZES, prefill_rungs=(16, 32))
+
+    def answers(name: Name | None) -> list[list[int]]:
+        backend = choose_backend(name, model, sizes, graph=OFF, num_levels=3, numerics="invariant")
+        engine = make_engine(
+            model, backend=backend, numerics="invariant", max_chunk=32, max_batch=2, max_chunks=2
+        )
+        found = [ask(engine, ids)[0].wait().token_ids for ids in PROMPTS]
+        engine.close()
+        return found
+
+    assert answers("tc_piecewise") == answers(None)
+
+
 def broken_at(model: Qwen, monkeypatch: pytest.MonkeyPatch, attend: Any) -> RecordingRefused:
     monkeypatch.setattr("ostinato.lm.traced.attend_marked", attend)
     with pytest.raises(RecordingRefused) as caught:
