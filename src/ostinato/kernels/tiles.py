@@ -73,7 +73,8 @@ def _guess(operator: str, width: int, heads: int) -> Tile:
 def candidates(operator: str, width: int, heads: int = 1) -> list[Tile]:
     """Tiles worth timing, the guess first."""
     if operator.startswith("fp8_"):
-        return [Tile(1, power_of_two(width), warps) for warps in (1, 2, 4, 8)]
+        columns = power_of_two(width)
+        return [Tile(1, columns, w) for w in (1, 2, 4, 8, 16) if 256 <= columns // w <= 4096]
     found = [_guess(operator, width, heads)]
     if operator in _WHOLE_ROWS:
         columns = power_of_two(width)

@@ -21,6 +21,7 @@ from ostinato.kernels.triton_math import (
     near_reciprocal,
     tanh,
     through,
+    through_pairs,
 )
 
 
@@ -42,15 +43,15 @@ def activated(x, pointer, name: tl.constexpr):
     elif name == "gelu_erf":
         y = x * 0.5 * (1.0 + erf(x * 0.7071067811865476))
     else:
-        scaled = through(1.702 * x, pointer)
+        scaled = through_pairs(1.702 * x, pointer)
         one = tl.full(x.shape, 1.0, tl.float32)
-        y = x * through(_divide(one, 1.0 + exp(-scaled), pointer), pointer)
+        y = x * through_pairs(_divide(one, 1.0 + exp(-scaled), pointer), pointer)
     return y
 
 
 @triton.jit
 def activated_nearly(x, pointer, name: tl.constexpr):
-    """``activated`` for close operators: tanh's GELU as ``x * sigmoid``, a fifth of the work.
+    """``activated`` for close operators, in half of the work or less.
 
     0.5 (1 + tanh z) is 1 / (1 + exp(-2 z)), here by the card's exp2 and reciprocal: a relative
     error of some fp32 units of max(1, |z|). tanh itself is off by more where 1 + tanh cancels.
@@ -58,8 +59,29 @@ def activated_nearly(x, pointer, name: tl.constexpr):
     if name == "gelu_tanh":
         inner = fma(tl.full(x.shape, 0.044715, tl.float32), x * x * x, x)
         return x * near_reciprocal(1.0 + tl.exp2(inner * -2.302208198144325))
+    elif name == "gelu_erf":
+        return x * _normal_below(x)
     else:
         return activated(x, pointer, name)
+
+
+@triton.jit
+def _normal_below(x):
+    """0.5 (1 + erf(x / sqrt(2))), off by 1e-7 (Abramowitz and Stegun, 7.1.26), without a branch.
+
+    Below zero it is a product, not a difference: no digits cancel.
+    """
+    size = tl.abs(x) * 0.7071067811865476
+    t = near_reciprocal(1.0 + size * 0.3275911)
+    y = _times_plus(tl.full(x.shape, 1.061405429, tl.float32), t, -1.453152027)
+    y = _times_plus(_times_plus(_times_plus(y, t, 1.421413741), t, -0.284496736), t, 0.254829592)
+    above = 0.5 * (y * t) * tl.exp2(size * size * -1.4426950408889634)
+    return tl.where(x < 0.0, above, 1.0 - above)
+
+
+@triton.jit
+def _times_plus(x, y, constant: tl.constexpr):
+    return fma(x, y, tl.full(x.shape, constant, tl.float32))
 
 
 @triton.jit

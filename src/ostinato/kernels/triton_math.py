@@ -54,6 +54,11 @@ if IS_INTERPRETED:
         return through(x, pointer)
 
     @triton.jit
+    def rounded_pairs(x, pointer):
+        """``x`` (fp32) as it is to be stored behind ``pointer``."""
+        return x
+
+    @triton.jit
     def largest(x):
         """Largest absolute value of ``x`` (n,); NaN where there is one, as in torch."""
         # As integers NaN is larger than infinity. (A reduction by a function of ours takes
@@ -111,6 +116,21 @@ else:
             )
         else:
             return through(x, pointer)
+
+    @triton.jit
+    def rounded_pairs(x, pointer):
+        # One instruction for two values; a store by itself rounds one by one.
+        if pointer.dtype.element_ty == tl.bfloat16:
+            return tl.inline_asm_elementwise(
+                "cvt.rn.bf16x2.f32 $0, $2, $1;",
+                "=r,r,r",
+                [x],
+                dtype=tl.bfloat16,
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            return x
 
     @triton.jit
     def _larger_or_nan(x, y):

@@ -119,12 +119,12 @@ def _normed(x, inverse, weight, bias, x_pointer, before: tl.constexpr, has_weigh
     """``x * inverse`` with what follows, rounded where ``norm`` and ``modulate`` round."""
     y = x * inverse
     if before == "modulate":
-        y = through(y, x_pointer)
-        y = through(through(1.0 + weight.to(tl.float32), x_pointer) * y, x_pointer)
+        y = through_pairs(y, x_pointer)
+        y = through_pairs(through_pairs(1.0 + weight.to(tl.float32), x_pointer) * y, x_pointer)
         return y + bias.to(tl.float32)
     else:
         if before == "rms":
-            y = through(y, x_pointer)
+            y = through_pairs(y, x_pointer)
         if has_weight:
             y *= weight.to(tl.float32)
         if has_bias:
@@ -233,12 +233,12 @@ def quantize_kernel(
     # Columns beyond the width count as zero, whatever came out for them.
     # (What a GELU gave is rounded already.)
     if before != "gelu":
-        a = through(a, x_pointer)
+        a = through_pairs(a, x_pointer)
     a = tl.where(a_inside, a, 0.0)
     amax = largest(a)
     if rest_columns:
         if before != "gelu":
-            b = through(b, x_pointer)
+            b = through_pairs(b, x_pointer)
         b = tl.where(b_inside, b, 0.0)
         amax = tl.maximum(amax, largest(b), propagate_nan=tl.PropagateNan.ALL)
     scale = amax * 0.002232142857142857

@@ -33,7 +33,7 @@ _gelu_erf = register(
     Operator(
         name="gelu_erf",
         reference=reference.gelu,
-        kernel=lazy_kernel(__name__, "gelu"),
+        kernel=lazy_kernel(__name__, "gelu_erf"),
         exactness="close",
         tolerance=reference.erf_tolerance,
         rows=("x",),

@@ -16,7 +16,7 @@ def gelu(x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.T
 
 
 def erf_tolerance(expected: Sequence[torch.Tensor], args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Two builds of ``erf`` differ by some fp32 units of ``1 + erf``, which x scales; then one
+    """The kernel's ``erf`` is off by some fp32 units of ``1 + erf``, which x scales; then one
     rounding.
     """
     x, bias, _ = args

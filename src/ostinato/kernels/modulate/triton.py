@@ -12,7 +12,7 @@ from ostinato.kernels.launch import quick
 from ostinato.kernels.norm.triton import normalised
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
-from ostinato.kernels.triton_math import through
+from ostinato.kernels.triton_math import through_pairs
 
 
 @triton.jit
@@ -34,9 +34,9 @@ def modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_
     scale = tl.load(scale_pointer + segment * scale_stride + column, mask=is_inside, other=0.0)
     shift = tl.load(shift_pointer + segment * shift_stride + column, mask=is_inside, other=0.0)
     y = normalised(x, is_inside, column, x, x, y_pointer, eps, width, False, False, False)
-    normed = through(y, y_pointer)
-    factor = through(1.0 + scale.to(tl.float32), y_pointer)
-    return through(factor * normed, y_pointer) + shift.to(tl.float32)
+    normed = through_pairs(y, y_pointer)
+    factor = through_pairs(1.0 + scale.to(tl.float32), y_pointer)
+    return through_pairs(factor * normed, y_pointer) + shift.to(tl.float32)
 
 
 @quick

@@ -12,7 +12,7 @@ import triton.language as tl
 from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
-from ostinato.kernels.triton_math import through
+from ostinato.kernels.triton_math import through, through_pairs
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, ep
     variance = tl.sum(x * x, axis=1)[:, None] / width
     y = x * tl.rsqrt(variance + eps)
     if is_rms:
-        y = through(y, y_pointer)
+        y = through_pairs(y, y_pointer)
     if has_weight:
         y *= weight.to(tl.float32)
     if has_bias:

@@ -12,12 +12,12 @@ import triton.language as tl
 from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.tiles import tile
-from ostinato.kernels.triton_math import through
+from ostinato.kernels.triton_math import through_pairs
 
 
 @triton.jit
 def _rounded(x, pointer, rounds_each: tl.constexpr):
-    return through(x, pointer) if rounds_each else x
+    return through_pairs(x, pointer) if rounds_each else x
 
 
 @triton.jit
@@ -89,11 +89,11 @@ def _section(
     if has_norm:
         squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
         scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
-        first = through(first * scale, target)
-        second = through(second * scale, target)
+        first = through_pairs(first * scale, target)
+        second = through_pairs(second * scale, target)
         if has_weight:
-            first = through(first * w_first, target)
-            second = through(second * w_second, target)
+            first = through_pairs(first * w_first, target)
+            second = through_pairs(second * w_second, target)
     first_cos = _rounded(first * cos, target, rounds_each)
     # Subtracted, not negated: Triton 3.6 writes -x as 0 - x, which loses the sign of a zero.
     second_sin = _rounded(second * sin, target, rounds_each)

@@ -11,8 +11,8 @@ import triton.language as tl
 from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
-from ostinato.kernels.triton_activations import activate
-from ostinato.kernels.triton_math import through
+from ostinato.kernels.triton_activations import activated
+from ostinato.kernels.triton_math import through_pairs
 
 
 @triton.jit
@@ -25,9 +25,9 @@ def gated(packed_row, bias_pointer, column, is_inside, width: tl.constexpr,
         is_column = column < width
         gate_bias = tl.load(bias_pointer + column, mask=is_column, other=0.0)
         value_bias = tl.load(bias_pointer + width + column, mask=is_column, other=0.0)
-        gate = through(gate + gate_bias.to(tl.float32), y_pointer)
-        value = through(value + value_bias.to(tl.float32), y_pointer)
-    return activate(gate, y_pointer, activation) * value
+        gate = through_pairs(gate + gate_bias.to(tl.float32), y_pointer)
+        value = through_pairs(value + value_bias.to(tl.float32), y_pointer)
+    return through_pairs(activated(gate, y_pointer, activation), y_pointer) * value
 
 
 @quick
