@@ -11,7 +11,7 @@ import torch
 
 from ostinato import state
 from ostinato.kernels import gate as gate_module
-from ostinato.kernels.gate import Gate, signature_of, using_numerics
+from ostinato.kernels.gate import Gate, Verdict, signature_of, using_numerics
 from ostinato.kernels.op import Exactness, Operator
 
 RECORDING = state.Activity(state.Phase.RECORDING)
@@ -216,6 +216,37 @@ def test_a_verified_kernel_that_raises_later_is_refused_and_the_call_is_served()
     assert torch.equal(gate.serve(operator, (X, 1.3)), reference(X, 1.3))
     assert gate.generation() == before + 1
     assert "invalid configuration" in next(iter(gate.verdicts().values())).reason
+
+
+def test_what_is_at_hand_for_a_form_of_call_follows_its_verdict_and_the_numerics() -> None:
+    times, num_calls = iter([[1.0, 2.0], [9.0, 2.0], [1.0, 2.0]]), 0
+
+    def counted(x: torch.Tensor, factor: float) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return right(x, factor)
+
+    gate, operator = Gate(lambda candidates: next(times)), _operator(counted, "close")
+
+    def is_fused() -> bool:
+        before = num_calls
+        assert torch.equal(gate.serve(operator, (X, 1.3)), reference(X, 1.3))
+        return num_calls > before
+
+    gate.serve(operator, (X, 1.3))
+    assert is_fused()
+    with using_numerics("reference"):
+        assert not is_fused()
+    gate.recheck_speed(operator, (X, 1.3))
+    assert not is_fused(), "it became slower"
+    gate.recheck_speed(operator, (X, 1.3))
+    assert is_fused()
+    before = gate.generation()
+    with state.entering(RECORDING):
+        assert is_fused()
+    gate._decide(next(iter(gate.verdicts())), Verdict(False, False, "it raised"))
+    assert not is_fused()
+    assert gate.generation() == before + 1, "the recording by what was at hand was noted"
 
 
 def test_running_out_of_memory_is_the_callers_to_handle() -> None:
