@@ -5,6 +5,8 @@
     OstinatoError
     ├── ConfigError (ValueError)         a setting that cannot be what it is
     ├── InputError (ValueError)          an image, video, observation or prompt we cannot serve
+    │   ├── RefusedItem                  one of several items of a request; says which
+    │   └── PromptTooLong                a prompt and its reply beyond the model's context
     ├── UnkeyableArgument (TypeError)    an argument that has no exact place in a key
     ├── WeightsError (ValueError)        a checkpoint that does not fit the model
     ├── DeviceError (RuntimeError)       a device that is visible and cannot be used
@@ -33,6 +35,23 @@ class ConfigError(OstinatoError, ValueError):
 
 class InputError(OstinatoError, ValueError):
     """A request's content cannot be served; the message names the rule it breaks."""
+
+
+class RefusedItem(InputError):
+    """One of several items of a request cannot be served; ``place`` is where it stands."""
+
+    def __init__(self, place: str, cause: InputError) -> None:
+        self.place = place
+        self.cause = cause
+        super().__init__(f"{place}: {cause}")
+
+
+class PromptTooLong(InputError):
+    """A prompt and its reply do not fit into the model's context; ``place``: the field, if any."""
+
+    def __init__(self, reason: str, *, place: str | None = None) -> None:
+        self.place = place
+        super().__init__(reason)
 
 
 class UnkeyableArgument(OstinatoError, TypeError):

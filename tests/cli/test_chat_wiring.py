@@ -14,6 +14,7 @@ from ostinato.assets.photograph import photograph_bytes
 from ostinato.cli.chat_wiring import ChatAdapter, is_chat, load_chat_service
 from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import BACKENDS, ChatFlags
+from ostinato.errors import InputError
 from ostinato.serve.openai.app import build_chat_app
 from ostinato.serve.settings import ServerSettings
 from ostinato.vlm.chat import Chat
@@ -114,12 +115,107 @@ def test_text_tokens_and_their_way_back(client: TestClient, chat: Chat) -> None:
     assert error.status_code == 400
 
 
-def test_a_broken_image_is_refused_and_the_next_request_served(client: TestClient) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
-    refused = client.post("/v1/chat/completions", json=body)
-    assert refused.status_code == 400, refused.text
-    body["messages"] = [{"role": "user", "content": "hello"}]
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
+def _image(data: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data}}
+
+
+def _ask(*content: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}], **fields}
+
+
+HELLO = {"type": "text", "text": "hello"}
+BROKEN = _image("data:image/png;base64,AAAA")
+PLACEHOLDER = {"type": "text", "text": "a <|image_pad|>"}
+CHAT, COMPLETION, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
+    "broken image": (CHAT, _ask(HELLO, BROKEN), "messages[0].content[1].image_url", None, "image"),
+    "broken image, counted only": (
+        *(TOKENIZE, _ask(BROKEN), "messages[0].content[0].image_url", None, "image"),
+    ),
+    "broken video": (
+        CHAT,
+        _ask(HELLO, {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}),
+        *("messages[0].content[1].video_url", None, "video"),
+    ),
+    "a text that passes for an image": (
+        *(CHAT, _ask(HELLO, PLACEHOLDER), "messages[0].content[1]", None, "media only"),
+    ),
+    "the same without a list": (
+        CHAT,
+        {"messages": [{"role": "user", "content": PLACEHOLDER["text"]}]},
+        *("messages[0].content", None, "media only"),
+    ),
+    "a prompt that does": (
+        *(COMPLETION, {"prompt": PLACEHOLDER["text"]}, "prompt", None, "media only"),
+    ),
+    "a conversation beyond the context": (
+        CHAT,
+        _ask({"type": "text", "text": "x" * 3000}, max_tokens=2),
+        *("messages", "context_length_exceeded", "context length is 2048 tokens"),
+    ),
+    "a reply beyond the context": (
+        COMPLETION,
+        {"prompt": "once", "max_tokens": 2045},
+        *("prompt", "context_length_exceeded", "2049 (4 in the prompt, 2045 in the completion)"),
+    ),
+    "ids that do not exist": (COMPLETION, {"prompt": [1, 10**6]}, None, None, "token id 1000000"),
+    "an id that stands for an image": (COMPLETION, {"prompt": [261]}, None, None, "image_token_id"),
+    "no prompt": (COMPLETION, {"prompt": ""}, None, None, "empty"),
+    "a seed of 65 bits": (COMPLETION, {"prompt": "a", "seed": -(2**63)}, None, None, "seed"),
+    "a penalty of nothing": (
+        *(COMPLETION, {"prompt": "a", "repetition_penalty": 1e-9}, None, None, "repetition"),
+    ),
+}
+
+
+@pytest.mark.parametrize("which", REFUSED)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_cannot_be_served_is_answered_400_with_its_field(
+    client: TestClient, which: str, is_stream: bool
+) -> None:
+    path, body, param, code, said = REFUSED[which]
+    if is_stream and path != TOKENIZE:
+        body = {**body, "stream": True}
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert said in error["message"]
+    if code is not None:
+        assert error["code"] == code
+
+
+def test_media_that_the_engine_cannot_encode_and_a_step_that_fails(
+    client: TestClient, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"data:image/jpeg;base64,{base64.b64encode(photograph_bytes()).decode()}"
+    body = _ask(HELLO, _image(url), max_tokens=2)
+
+    def fail(error: Exception) -> Any:
+        def failing(*_: object) -> None:
+            raise error
+
+        return failing
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chat._encoder, "encode_items", fail(InputError("[too-large] no room")))
+        refused = client.post(CHAT, json=body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too-large")
+    with monkeypatch.context() as patch:
+        patch.setattr(chat._engine._decode, "_inputs", fail(RuntimeError("secret")))
+        broken = client.post(CHAT, json=body)
+        assert broken.status_code == 500 and "secret" not in broken.text
+        stream = client.post(CHAT, json={**body, "stream": True}).text
+        assert "internal error" in stream and "secret" not in stream
+    with monkeypatch.context() as patch:
+        patch.setattr(chat._engine, "_max_waiting", 0)
+        busy = client.post(CHAT, json=body)
+        assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    assert client.post(CHAT, json=body).status_code == 200
+
+
+def test_after_a_broken_image_the_next_request_is_served(client: TestClient) -> None:
+    assert client.post(CHAT, json=_ask(BROKEN, max_tokens=2)).status_code == 400
+    assert client.post(CHAT, json=_ask(HELLO, max_tokens=2)).status_code == 200
     page = client.get("/metrics").text
     assert "vllm:generation_tokens_total" in page

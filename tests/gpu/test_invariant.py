@@ -15,7 +15,7 @@ import torch
 
 from ostinato import GraphConfig
 from ostinato.lm.build import EngineSizes, build_engine, invariant_sizes
-from ostinato.lm.contract import LmConfig, Prompt, SamplingParams
+from ostinato.lm.contract import LmConfig, Prompt
 from ostinato.lm.engine import Engine
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.runner import Runner
@@ -26,6 +26,7 @@ from ostinato.vision.rungs import tower_rungs
 from tests.gpu.regions import DEVICE
 from tests.gpu.test_encoder import QWEN2_5, QWEN3, _NoPreprocessor, make_patches, make_tower
 from tests.lm.engines import OFF, ask
+from tests.lm.mixes import PARAMS as MIXED
 from tests.lm.mixes import Answer, Mix, answer, encoder, fresh, shown, words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.device]
@@ -56,7 +57,7 @@ CONFIG = LmConfig(
     rope_sections=(24, 20, 20),
     is_interleaved=True,
 )
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, seed=5, logprobs=5, ignore_eos=True)
+PARAMS = replace(MIXED, max_tokens=40)
 START = words(3 * CHUNK, 1)
 PROMPTS: tuple[Prompt, ...] = (
     shown(words(5, 2)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from ostinato import state
 from ostinato.errors import RecordingRefused
 from ostinato.lm.backends import FULL, Name, PrefillBackend, make_backend
+from ostinato.lm.fastest import CANDIDATES, SECTION, choose_backend
 from ostinato.lm.load import load_decoder
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.traced import Traced
@@ -19,9 +22,10 @@ from ostinato.recording.cuda_breakable import is_installed
 from ostinato.recording.pieces import direct
 from ostinato.recording.region import Region
 from ostinato.recording.runner import Runner
-from tests.gpu.regions import DEVICE, T, same, tensor
-from tests.lm.prefills import BACKENDS, LEVELS, logits_of, num_pieces, prefill_of
+from tests.gpu.regions import DEVICE, T, same
+from tests.lm.prefills import BACKENDS, LEVELS, SIZES, logits_of, num_pieces, prefill_of
 
+pytestmark = pytest.mark.filterwarnings("default")  # the tracer's and Inductor's own matters
 OFF, ON = GraphConfig(mode="off"), GraphConfig()
 MIB = 1 << 20
 CAPTURES = ("own", "package")
@@ -114,6 +118,19 @@ def test_inductor_is_close_to_direct_calls_within_1e_4() -> None:
     prefill.recorded.close()
 
 
+def test_the_fastest_is_chosen_by_times_that_are_kept(tmp_path: Path) -> None:
+    model = load_decoder("tiny-qwen3-vl", device=torch.device("cuda", 0))
+    graph = GraphConfig(cache_dir=tmp_path)
+    chosen = choose_backend(None, model, SIZES, graph=graph, num_levels=3)
+    (file,) = tmp_path.glob("*.json")
+    (times,) = json.loads(file.read_text())[SECTION].values()
+    assert set(times) == set(CANDIDATES)
+    assert all(1.0 < microseconds < 1e5 for microseconds in times.values())
+    assert chosen.name in CANDIDATES
+    if times["full"] < times["breakable"]:
+        assert chosen.name == "full"
+
+
 # -- pieces, whoever captures them -------------------------------------------------------------
 
 
@@ -141,7 +158,7 @@ def layered(num_layers: int) -> Region:
 
 
 def test_the_arguments_of_direct_calls_share_the_pools_memory(capture: str, runner: Runner) -> None:
-    x, held = tensor(0, 2 * MIB), []
+    x, held = torch.arange(2.0 * MIB, device=DEVICE), []  # sums of these are exact
     for num_layers in (2, 16):
         served = runner.serve(layered(num_layers), GraphConfig(mode="exact"))
         entry = served.record((x,), {})
@@ -166,7 +183,7 @@ def test_a_capture_that_fails_between_pieces_leaves_the_next_one_well(
             raise ValueError("broken on purpose")
         return out + 1
 
-    x = tensor(0, 1000)
+    x = torch.arange(1000.0, device=DEVICE)
     served = runner.serve(Region("broken", broken, is_breakable=True), GraphConfig(mode="exact"))
     with pytest.raises(RecordingRefused, match="broken on purpose"):
         served.record((x,), {})

@@ -32,29 +32,30 @@ _TEXT: dict[str, Any] = {
 _VISION: dict[str, Any] = {"depth": 3, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 64}
 
 
-def make_model(family: str, *, is_tied: bool = False) -> nn.Module:
-    """float32, on the CPU, the same weights each time."""
+def make_model(family: str, *, is_tied: bool = False, scale: int = 1) -> nn.Module:
+    """float32, on the CPU, the same weights each time; ``scale`` times as wide."""
     import transformers
+
+    def wider(sizes: dict[str, Any], initializer_range: float) -> dict[str, Any]:
+        widths = ("size", "heads")
+        grown = {k: v * scale for k, v in sizes.items() if k.endswith(widths) and k[0] != "v"}
+        return sizes | grown | {"initializer_range": initializer_range * scale**-0.5}
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if family == "qwen3_vl":
             rope: dict[str, Any] = {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-            text = _TEXT | {"head_dim": 16, "initializer_range": 0.15}
-            vision = _VISION | {
-                "intermediate_size": 96,
+            text = wider(_TEXT, 0.15) | {"head_dim": 16}
+            vision = wider(_VISION | {"intermediate_size": 96}, 0.1) | {
                 "num_position_embeddings": 64,
                 "deepstack_visual_indexes": [0, 1, 2],
-                "initializer_range": 0.1,
             }
         else:
             rope = {"mrope_section": [2, 3, 3]}
-            text = _TEXT | {"initializer_range": 0.15, "rms_norm_eps": 1e-6}
-            vision = _VISION | {
-                "intermediate_size": 96,
+            text = wider(_TEXT, 0.15) | {"rms_norm_eps": 1e-6}
+            vision = wider(_VISION | {"intermediate_size": 96}, 0.1) | {
                 "fullatt_block_indexes": [1],
                 "tokens_per_second": 2,
-                "initializer_range": 0.1,
             }
         text = text | {"rope_parameters": rope | {"rope_type": "default", "rope_theta": 1e4}}
         name = {"qwen3_vl": "Qwen3VL", "qwen2_5_vl": "Qwen2_5_VL"}[family]

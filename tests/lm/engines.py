@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ostinato.kernels.gate import Numerics
 from ostinato.lm.backends import FULL, PrefillBackend
 from ostinato.lm.build import EngineSizes, build_engine
 from ostinato.lm.contract import ChatDelta, Media, Prompt, SamplingParams
@@ -36,6 +37,7 @@ def make_engine(
     encode: Callable[[Sequence[Media]], None] = lambda media: None,
     backend: PrefillBackend = FULL,
     num_levels: int = 3,
+    numerics: Numerics = "fast",
     **sizes: int,
 ) -> Engine:
     chosen = {
@@ -53,6 +55,7 @@ def make_engine(
         encode=encode,
         num_levels=num_levels,
         backend=backend,
+        numerics=numerics,
     )
     engine.start()
     return engine

@@ -13,7 +13,15 @@ from ostinato.lm.engine import Engine
 from ostinato.lm.models.qwen import Qwen
 from tests.lm.engines import Reply, ask
 
-PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=5, logprobs=3, ignore_eos=True)
+PARAMS = SamplingParams(
+    max_tokens=12,
+    temperature=0.8,
+    seed=5,
+    logprobs=3,
+    ignore_eos=True,
+    frequency_penalty=0.4,
+    repetition_penalty=1.2,
+)
 Answer = tuple[list[int], bytes]
 Plan = Sequence[tuple[int, int, int]]
 """(prompt, pieces of the reply before to wait for, pieces after which it is left or 0)."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ostinato.lm.backends import Name, PrefillBackend
-from ostinato.lm.build import EngineSizes, make_cache, make_prefill
+from ostinato.lm.build import EngineSizes, make_cache, make_prefill, make_slots
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.prefill import Prefill
 from ostinato.lm.step import Inputs
@@ -28,7 +28,8 @@ BACKENDS: tuple[Name, ...] = ("full", "breakable", "tc_piecewise")
 
 def prefill_of(model: Qwen, backend: PrefillBackend, graph: GraphConfig, levels: int) -> Prefill:
     cache = make_cache(model.config, SIZES.num_pages, SIZES.page_size, model.table)
-    return make_prefill(backend, model, SIZES, cache, graph, levels, "fast")
+    slots = make_slots(model, SIZES)
+    return make_prefill(backend, model, SIZES, cache, slots, graph, levels, "fast")
 
 
 def inputs_of(prefill: Prefill, model: Qwen, size: int, levels: int, seed: int) -> Inputs:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ostinato.errors import InputError, Overloaded
+from ostinato.errors import InputError, Overloaded, PromptTooLong
 from ostinato.lm.build import EngineSizes, largest_recordings_bytes
 from ostinato.lm.contract import Batch, Media, Prompt, SamplingParams, Span
 from ostinato.lm.models.qwen import Qwen
@@ -106,15 +106,12 @@ def test_seeded_draws_do_not_depend_on_the_batch_or_on_preemption(model: Qwen) -
     tight.close()
 
 
-def test_penalties_and_logprobs_reach_the_reply(model: Qwen) -> None:
+def test_logprobs_reach_the_reply(model: Qwen) -> None:
     engine = make_engine(model)
     plain = ask(engine, PROMPTS[0], replace(GREEDY, logprobs=2, max_tokens=30))[0].wait()
     for delta in plain.deltas:
         assert delta.logprobs is not None
         assert delta.logprobs[0].top[0] == (delta.token_ids[0], delta.logprobs[0].logprob)
-    bent = ask(engine, PROMPTS[0], replace(GREEDY, frequency_penalty=2.0, max_tokens=30))[0].wait()
-    most = max(plain.token_ids.count(t) for t in plain.token_ids)
-    assert max(bent.token_ids.count(t) for t in bent.token_ids) < most
     engine.close()
 
 
@@ -149,7 +146,7 @@ def test_cancel_frees_the_pages_and_leaves_the_others_alone(
 
 def test_what_does_not_fit_is_refused_and_a_full_queue_says_when(model: Qwen) -> None:
     engine = make_engine(model, max_waiting=2)
-    with pytest.raises(InputError, match="200 tokens"):
+    with pytest.raises(PromptTooLong, match="200 in the prompt, 12 in the completion"):
         ask(engine, [1] * 200)
     with pytest.raises(InputError, match="empty"):
         ask(engine, [])
@@ -218,7 +215,7 @@ def test_recorded_steps_are_bit_exact_to_direct_ones(model: Qwen) -> None:
     def replies(graph: GraphConfig) -> tuple[list[object], object]:
         sizes = {"max_batch": 2, "max_chunk": 32, "max_length": 64, "max_chunks": 1}
         engine = make_engine(model, graph=graph, encode=encode, **sizes)
-        params = replace(GREEDY, logprobs=3)
+        params = replace(GREEDY, logprobs=3, repetition_penalty=1.3, frequency_penalty=0.5)
         media = replace(Prompt.of_text(PROMPTS[1]), spans=(Span(10, 9, Media(b"x", 9, 5)),))
         found = []
         for prompt in (media, Prompt.of_text(PROMPTS[2]), Prompt.of_text(PROMPTS[1])):
@@ -269,7 +266,8 @@ def test_the_largest_recordings_are_weighed_and_dropped(model: Qwen) -> None:
     assert budget.held() == before
     features = 32 * model.config.width * 4 * 4  # the static input alone
     assert features < weighed < 64 * features
-    assert largest_recordings_bytes(model, sizes, graph=OFF, num_levels=3) == 0
+    slots = 3 * (8 + 4 * model.config.num_tokens)
+    assert largest_recordings_bytes(model, sizes, graph=OFF, num_levels=3) == slots
 
 
 def test_a_failed_step_ends_its_requests_and_a_failed_engine_ends_all(

@@ -147,6 +147,22 @@ def test_a_weight_in_anothers_place_is_seen_by_what_was_traced(
     prefill.recorded.close()
 
 
+def test_invariant_answers_are_those_of_the_traced_decoder_too() -> None:
+    """One chunk to a step: that is what the trace is made for."""
+    model, sizes = tiny(), replace(SIZES, prefill_rungs=(16, 32))
+
+    def answers(name: Name | None) -> list[list[int]]:
+        backend = choose_backend(name, model, sizes, graph=OFF, num_levels=3, numerics="invariant")
+        engine = make_engine(
+            model, backend=backend, numerics="invariant", max_chunk=32, max_batch=2, max_chunks=2
+        )
+        found = [ask(engine, ids)[0].wait().token_ids for ids in PROMPTS]
+        engine.close()
+        return found
+
+    assert answers("tc_piecewise") == answers(None)
+
+
 def broken_at(model: Qwen, monkeypatch: pytest.MonkeyPatch, attend: Any) -> RecordingRefused:
     monkeypatch.setattr("ostinato.lm.traced.attend_marked", attend)
     with pytest.raises(RecordingRefused) as caught:
@@ -196,7 +212,7 @@ def test_unknown_names_are_refused(model: Qwen) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default")  # Inductor's own matters
 def test_inductor_is_close_to_direct_calls_within_1e_5(name: str, model: Qwen) -> None:
     """Relative to the largest logit. Its own direct call is bit-exact to what is recorded."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ostinato.lm.contract import Prompt, SamplingParams
 from ostinato.lm.kv_cache import PagePool, chain_of
-from ostinato.lm.sampling import Sampler
+from ostinato.lm.sampling import SCRATCH, Sampler
 from ostinato.lm.scheduler import Plan, Scheduler, Sequence
 from ostinato.lm.text import TextStream
 
@@ -13,13 +15,20 @@ PAGE = 4
 
 def sequence(length: int, first: int = 0) -> Sequence:
     prompt = Prompt.of_text([first + i for i in range(length)])
-    sampler = Sampler(SamplingParams(), 0, frozenset())
+    sampler = Sampler(SamplingParams(), 0)
     text = TextStream(lambda ids: "")
     return Sequence(prompt, sampler, text, lambda delta: None, 100, chain_of(prompt, PAGE))
 
 
-def scheduler(num_pages: int, *waiting: Sequence) -> Scheduler:
-    made = Scheduler(PagePool(num_pages), page_size=PAGE, max_batch=4, max_tokens=16, max_chunks=3)
+def scheduler(num_pages: int, *waiting: Sequence, is_invariant: bool = False) -> Scheduler:
+    made = Scheduler(
+        PagePool(num_pages),
+        page_size=PAGE,
+        max_batch=4,
+        max_tokens=16,
+        max_chunks=3,
+        is_invariant=is_invariant,
+    )
     made.waiting.extend(waiting)
     return made
 
@@ -73,3 +82,60 @@ def test_the_youngest_gives_way_and_comes_back_first() -> None:
         made.remove(one)
     assert made.pool.num_free == 4
     assert made.plan() is None
+
+
+def test_invariant_sequences_share_whole_chunks_of_prompts_alone() -> None:
+    first = sequence(20)
+    made = scheduler(64, first, is_invariant=True)
+    while first.num_generated < 30:
+        step(made)
+    made.remove(first)
+    prompt = Prompt.of_text(first.token_ids)
+    again = Sequence(prompt, first.sampler, first.text, first.on_delta, 100, chain_of(prompt, PAGE))
+    made.waiting.append(again)
+    assert [(c.start, c.end) for c in step(made).chunks] == [(16, 32)]
+
+
+def pipelined(made: Scheduler) -> Iterator[Plan]:
+    """Plans to the end, as an engine makes them: a token is known once the next step is begun."""
+    landing: list[Sequence] = []
+    while True:
+        plan = made.plan()
+        begun: list[Sequence] = []
+        if plan is not None:
+            yield plan
+            for chunk in plan.chunks:
+                made.computed(chunk)
+            begun = [c.sequence for c in plan.chunks if not c.sequence.num_left]
+        for one in begun:
+            one.num_pending += 1
+        for one in landing:
+            one.num_pending -= 1
+            one.token_ids.append(7)
+            if one.num_generated == one.max_tokens:
+                made.remove(one)
+        if plan is None and not landing:
+            return
+        landing = begun
+
+
+def test_what_an_invariant_sequence_generated_is_decoded_again_and_kept_once() -> None:
+    old, young = sequence(7, 100), sequence(3, 200)
+    old.max_tokens, young.max_tokens = 9, 8
+    made = scheduler(4, old, young, is_invariant=True)
+    kept: dict[int, list[int]] = {id(old): [], id(young): []}
+    chunks: list[tuple[bool, int, int]] = []
+    for plan in pipelined(made):
+        for chunk in plan.chunks:
+            if chunk.draw.slot != SCRATCH:
+                kept[id(chunk.sequence)].append(chunk.draw.place)
+            if chunk.sequence is young:
+                chunks.append((plan.is_prefill, chunk.start, chunk.end))
+    assert made.num_preempted == 1
+    assert kept == {id(old): [*range(7, 16)], id(young): [*range(3, 11)]}
+    again = chunks.index((True, 0, 3), 1)
+    assert again > 1
+    for run in (chunks[:again], chunks[again:]):
+        assert run == [(True, 0, 3), *((False, i, i + 1) for i in range(3, 2 + len(run)))]
+    assert chunks[-1] == (False, 9, 10)
+    assert made.pool.num_free == 4

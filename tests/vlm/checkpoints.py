@@ -42,9 +42,12 @@ def make_tokenizer() -> Any:
     return tokenizer
 
 
-def make_checkpoint(family: str, directory: Path) -> Any:
-    """Saves to ``directory``; the transformers model itself."""
-    model = make_model(family)
+def make_checkpoint(family: str, directory: Path, *, scale: int = 1, dtype: Any = None) -> Any:
+    """Saves to ``directory``, rounded to ``dtype``; the transformers model itself."""
+    model: Any = make_model(family, scale=scale)
+    if dtype is not None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
     save(model, directory)
     make_tokenizer().save_pretrained(directory)
     return model

@@ -23,6 +23,7 @@ LENGTH = 64
 """Tokens of a reply."""
 
 _RNG = np.random.default_rng(0)
+_NAMES = count(1)
 
 
 def image(height: int, width: int) -> dict[str, Any]:
@@ -66,7 +67,6 @@ class Steps:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
-        self._names = count(1)
 
     def keep(self, inputs: Any, logits: torch.Tensor) -> None:
         rows = logits.float().cpu()
@@ -77,7 +77,7 @@ class Steps:
     def generate(self, chat: Chat, given: Any, length: int = LENGTH) -> tuple[ChatResult, int]:
         """A greedy reply, and the name of its request."""
         how = {"max_tokens": length, "temperature": 0.0, "ignore_eos": True, "logprobs": 5}
-        name = next(self._names)
+        name = next(_NAMES)
         return chat.generate(given, seed=name, **how), name
 
     def of(self, result: ChatResult, name: int) -> torch.Tensor:

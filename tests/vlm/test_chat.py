@@ -97,13 +97,16 @@ def test_a_stream_is_the_reply_in_pieces_and_is_cancelled_when_it_is_left(chat: 
         ([{"role": "user", "content": [{"type": "audio"}]}], "type is 'audio'"),
         ([{"role": "user", "content": "a <|image_pad|> b"}], "stands for media only"),
         ("<|video_pad|>", "stands for media only"),
+        ("\ud800", "no Unicode text"),
+        ([1, True], "token id True"),
+        ([1, 264], "token id 264"),
         (question(b"no image at all"), "image"),
         (question("data:image/png;base64,@@@"), "base64"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": "http://a/b"}]}],
             "expected a data URL",
         ),
-        ([{"role": "user", "content": "x" * 500}], "at most 160"),
+        ([{"role": "user", "content": "x" * 500}], "length is 160 tokens; you requested 523"),
     ],
 )
 def test_what_cannot_be_served_is_refused_and_says_why(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,9 @@ def chat(
         list[Path] | None, typer.Option(help="Shown with the first turn; may be repeated.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.7,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; the model's own unless said.", min=0.0)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="For answers that can be repeated.")] = None,
     device: flags.Device = "auto",
     dtype: flags.DType = "auto",
@@ -28,7 +31,6 @@ def chat(
     from ostinato.cli.chat_wiring import load_chat_service
     from ostinato.cli.config import EncoderSettings, resolve_settings
     from ostinato.cli.device import resolve_device
-    from ostinato.serve.openai.contract import Sampling
 
     settings = resolve_settings(
         device=device,
@@ -37,7 +39,9 @@ def chat(
     )
     chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
     service = load_chat_service(model, settings, device=chosen)
-    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    sampling = replace(service.defaults, max_tokens=max_tokens, seed=seed)
+    if temperature is not None:
+        sampling = replace(sampling, temperature=temperature)
     try:
         run_chat(service, sys.stdin, _write, images=image or (), sampling=sampling)
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +13,7 @@ import torch
 import ostinato
 from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import ChatFlags
-from ostinato.errors import InputError, WeightsError
+from ostinato.errors import InputError, PromptTooLong, RefusedItem, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.lm.contract import TokenLogprob as EngineLogprob
 from ostinato.lm.engine import Ticket
@@ -57,7 +58,7 @@ class ChatAdapter:
 
     @property
     def defaults(self) -> Sampling:
-        return Sampling()
+        return Sampling(**asdict(self._chat.config.sampling))
 
     @property
     def max_context_tokens(self) -> int:
@@ -77,7 +78,8 @@ class ChatAdapter:
         def tell(delta: ChatDelta) -> None:
             on_delta(self._delta(delta))
 
-        return self._chat.submit(_given(prompt), params, tell)
+        with _places_of(prompt):
+            return self._chat.submit(_given(prompt), params, tell)
 
     def _delta(self, delta: ChatDelta) -> Delta:
         return Delta(
@@ -97,7 +99,8 @@ class ChatAdapter:
         return raw.decode(errors="replace"), raw
 
     def tokenize(self, prompt: Prompt) -> Sequence[int]:
-        return self._chat.tokenize(_given(prompt))
+        with _places_of(prompt):
+            return self._chat.tokenize(_given(prompt))
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._chat.detokenize(token_ids)
@@ -144,6 +147,32 @@ def _given(prompt: Prompt) -> object:
         {"role": message.role, "content": [_part(part) for part in message.parts]}
         for message in prompt.messages
     ]
+
+
+@contextmanager
+def _places_of(prompt: Prompt) -> Iterator[None]:
+    """Errors name the field of the request, where the chat's own name its messages' parts."""
+    try:
+        yield
+    except RefusedItem as refused:
+        raise RefusedItem(_place(prompt, refused.place), refused.cause) from refused
+    except PromptTooLong as refused:
+        field = "messages" if isinstance(prompt, Conversation) else "prompt"
+        raise PromptTooLong(str(refused), place=field) from refused
+
+
+def _place(prompt: Prompt, own: str) -> str:
+    if not isinstance(prompt, Conversation):
+        return "prompt"
+    for i, message in enumerate(prompt.messages):
+        for j, part in enumerate(message.parts):
+            here = f"messages[{i}].content[{j}]"
+            if isinstance(part, Media):
+                if own == f"{here}.{part.kind}":
+                    return part.place
+            elif own == here:  # a text alone may have come without a list around it
+                return here if len(message.parts) > 1 else f"messages[{i}].content"
+    return own
 
 
 def _part(part: Text | Media) -> dict[str, Any]:

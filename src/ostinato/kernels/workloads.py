@@ -25,6 +25,7 @@ OPERATOR_PACKAGES = (
     "paged_attention",
     "paged_cache_write",
     "patch_merge",
+    "penalties",
     "position_interpolation_add",
     "rope",
     "sampling",
@@ -233,6 +234,9 @@ def _samplings(make: _Maker) -> Calls:
         logits = make.floats(batch, 151_936)
         args = (logits, one.float() + 0.7, one + top_k, p, one.float(), one.long(), one.long())
         yield "sample", f"{batch} x 151936, k {top_k}, p {top_p}", args
+        seen = make.integers(3, batch + 1, 151_936, dtype=torch.int32)
+        penalties = (one.float() + 1.1, one.float(), one.float() + 0.5)
+        yield "penalise", f"{batch} x 151936", (logits, seen, one.long(), *penalties)
 
 
 def _import_operators() -> None:

@@ -21,6 +21,7 @@ from ostinato.lm.kv_cache import PagePool
 from ostinato.lm.models.qwen import Qwen
 from ostinato.lm.prefill import Prefill
 from ostinato.lm.scheduler import Scheduler
+from ostinato.lm.slots import Slots
 from ostinato.lm.step import RecordedStep, Step
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.graphed import shared_runner
@@ -122,6 +123,11 @@ def make_cache(config: LmConfig, num_pages: int, page_size: int, like: Tensor) -
     )
 
 
+def make_slots(model: Qwen, sizes: EngineSizes) -> Slots:
+    """One for each sequence that runs at once."""
+    return Slots(sizes.max_batch, model.config.num_tokens, model.table.device)
+
+
 def build_engine(
     model: Qwen,
     sizes: EngineSizes,
@@ -146,7 +152,8 @@ def build_engine(
     if is_invariant:
         sizes = invariant_sizes(sizes)
     cache = make_cache(model.config, sizes.num_pages, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics, backend)
+    slots = make_slots(model, sizes)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics, backend)
     if warm_up:
         with torch.inference_mode():
             progress("prefill")
@@ -168,6 +175,7 @@ def build_engine(
         scheduler,
         prefill,
         decode,
+        slots,
         page_size=sizes.page_size,
         max_length=sizes.max_length,
         max_waiting=sizes.max_waiting,
@@ -185,22 +193,23 @@ def largest_recordings_bytes(
     numerics: Numerics = "fast",
     backend: PrefillBackend = FULL,
 ) -> int:
-    """Bytes of the largest prefill and decode recordings, made against a cache of scratch alone and
-    dropped again: what must stay free beside the cache. 0 where nothing is recorded.
+    """Bytes of the slots, and of the largest prefill and decode recordings, made against a cache of
+    scratch alone and dropped again: what must stay free beside the cache.
     """
+    slots = make_slots(model, sizes)
     if graph.mode == "off":
-        return 0
+        return slots.num_bytes
     if numerics == "invariant":
         sizes = invariant_sizes(sizes)
     budget = shared_runner(model.table.device, graph).budget
     before = budget.held()
     cache = make_cache(model.config, 0, sizes.page_size, model.table)
-    prefill, decode = _steps(model, sizes, cache, graph, num_levels, numerics, backend)
+    prefill, decode = _steps(model, sizes, cache, slots, graph, num_levels, numerics, backend)
     try:
         with torch.inference_mode():
             prefill.record(largest_only=True)
             decode.record(largest_only=True)
-        return max(budget.held() - before, 0)
+        return slots.num_bytes + max(budget.held() - before, 0)
     finally:
         prefill.recorded.close()
         decode.recorded.close()
@@ -211,6 +220,7 @@ def make_prefill(
     model: Qwen,
     sizes: EngineSizes,
     cache: Tensor,
+    slots: Slots,
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics,
@@ -219,7 +229,7 @@ def make_prefill(
     like = model.table
     recorded = RecordedStep(
         "prefill",
-        Step(model, cache, backend.forward),
+        Step(model, cache, slots, backend.forward),
         _runner(graph, like) if backend.name != "disabled" else None,
         graph,
         numerics=numerics,
@@ -241,15 +251,16 @@ def _steps(
     model: Qwen,
     sizes: EngineSizes,
     cache: Tensor,
+    slots: Slots,
     graph: GraphConfig,
     num_levels: int,
     numerics: Numerics,
     backend: PrefillBackend,
 ) -> tuple[Prefill, Decode]:
-    prefill = make_prefill(backend, model, sizes, cache, graph, num_levels, numerics)
+    prefill = make_prefill(backend, model, sizes, cache, slots, graph, num_levels, numerics)
     runner = _runner(graph, model.table)
     decode = Decode(
-        RecordedStep("decode", Step(model, cache), runner, graph, numerics=numerics),
+        RecordedStep("decode", Step(model, cache, slots), runner, graph, numerics=numerics),
         sizes.decode_ladder,
         page_size=sizes.page_size,
         max_pages=sizes.max_pages,

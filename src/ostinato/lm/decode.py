@@ -1,4 +1,7 @@
-"""Decode: the newest token of each sequence, padded to a rung of the batch; a recording each."""
+"""Decode: the newest token of each sequence, padded to a rung of the batch; a recording each.
+
+A token that the step before has yet to choose is read from its slot on the device.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 from ostinato.errors import DeviceError
 from ostinato.kernels.compare import as_bytes
 from ostinato.lm.contract import Batch
-from ostinato.lm.sampling import choosing
+from ostinato.lm.sampling import TRIAL, choosing
 from ostinato.lm.scheduler import Chunk
 from ostinato.lm.step import Inputs, RecordedStep
 from ostinato.recording.ladder import Ladder
@@ -40,7 +43,8 @@ class Decode:
         """Record every rung, largest first."""
         sizes = self._ladder.rungs[-1:] if largest_only else self._ladder.rungs
         for size in reversed(sizes):
-            self.recorded.record(self._scratch(size), 1)
+            by = choosing([TRIAL] * size, size)
+            self.recorded.record(self._scratch(size)._replace(by=by), 1)
 
     def check_rows(self) -> None:
         """Raise ``DeviceError`` unless equal rows of the largest batch get equal bytes, wherever
@@ -71,7 +75,8 @@ class Decode:
         table = np.zeros((size, self._max_pages), np.int32)
         lengths = np.zeros(size, np.int32)
         for row, (sequence, start, end) in enumerate(chunks):
-            ids[row] = sequence.token_ids[start]
+            is_known = start < len(sequence.token_ids)
+            ids[row] = sequence.token_ids[start] if is_known else -sequence.slot
             positions[:, row] = sequence.positions(start, end)[:, 0]
             page, place = divmod(start, self._page_size)
             slots[row] = sequence.pages[page] * self._page_size + place
@@ -80,5 +85,5 @@ class Decode:
         offsets = np.arange(size + 1, dtype=np.int32)
         given = (positions, slots, table, offsets, lengths, np.arange(size, dtype=np.int32))
         batch = Batch(*map(torch.from_numpy, given))
-        by = choosing([(chunk.sequence.sampler, chunk.end) for chunk in chunks], size)
+        by = choosing([chunk.draw for chunk in chunks], size)
         return Inputs(torch.from_numpy(ids), batch, by)

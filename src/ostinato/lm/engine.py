@@ -1,5 +1,11 @@
 """The thread that owns the device: takes requests, makes steps, hands out tokens.
 
+A step is begun while the one before is under way, and its tokens are read after that: the device
+does not wait for the host. So a reply that ends by its tokens (an end token, a stop string) is in
+one step more than it needs; what that step chooses is dropped, and its key is never named in the
+cache. No request needs the host between two tokens. Media are encoded before the step that shows
+them.
+
 A step's failure ends the requests that took part in it, and nothing else.
 """
 
@@ -14,9 +20,8 @@ from dataclasses import dataclass, field
 from secrets import randbits
 
 import torch
-from torch import Tensor
 
-from ostinato.errors import InputError, Overloaded
+from ostinato.errors import InputError, Overloaded, PromptTooLong
 from ostinato.lm.contract import (
     ChatDelta,
     FinishReason,
@@ -27,10 +32,12 @@ from ostinato.lm.contract import (
     TokenLogprob,
 )
 from ostinato.lm.decode import Decode
+from ostinato.lm.flight import Flight
 from ostinato.lm.kv_cache import chain_of
 from ostinato.lm.prefill import Prefill, media_of
-from ostinato.lm.sampling import Sampler, choose, choosing, logprobs, penalised
+from ostinato.lm.sampling import Sampler
 from ostinato.lm.scheduler import Chunk, Plan, Scheduler, Sequence
+from ostinato.lm.slots import Slots
 from ostinato.lm.text import TextStream
 from ostinato.recording.stats import Stats
 
@@ -81,6 +88,7 @@ class Engine:
         scheduler: Scheduler,
         prefill: Prefill,
         decode: Decode,
+        slots: Slots,
         *,
         page_size: int,
         max_length: int,
@@ -92,6 +100,8 @@ class Engine:
         self._scheduler = scheduler
         self._prefill = prefill
         self._decode = decode
+        self._slots = slots
+        self._flight: Flight | None = None
         self._page_size = page_size
         self._max_waiting = max_waiting
         self._eos_ids = eos_ids
@@ -115,21 +125,22 @@ class Engine:
     ) -> Ticket:
         """Take a request; its deltas are handed to ``on_delta`` on the engine's thread.
 
-        Raises ``InputError`` for a prompt that does not fit and ``Overloaded`` when the queue is
-        full or the engine closed.
+        Raises ``InputError`` (``PromptTooLong`` for one that does not fit), and ``Overloaded`` when
+        the queue is full or the engine closed.
         """
         length, largest = len(prompt.token_ids), self.max_length
         if not length:
             raise InputError("the prompt is empty; expected at least one token")
-        if length + (params.max_tokens or 1) > largest:
-            raise InputError(
-                f"the prompt has {length} tokens and max_tokens is {params.max_tokens}; expected "
-                f"at most {largest} together"
+        reply = params.max_tokens or 1
+        if length + reply > largest:
+            raise PromptTooLong(
+                f"this model's maximum context length is {largest} tokens; you requested "
+                f"{length + reply} ({length} in the prompt, {reply} in the completion)"
             )
         seed = randbits(63) if params.seed is None else params.seed
         sequence = Sequence(
             prompt,
-            Sampler(params, seed, frozenset(prompt.token_ids)),
+            Sampler(params, seed),
             text,
             on_delta,
             params.max_tokens or largest - length,
@@ -200,44 +211,66 @@ class Engine:
                 self._fail(sequence, error)
 
     def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._new or self._has_cancelled or self._is_closing or self._is_busy()):
-                    self._wake.wait()
-                self._scheduler.waiting.extend(self._new)
-                self._new.clear()
-                is_closing, self._has_cancelled = self._is_closing, False
-            for sequence in self._all():
-                if is_closing or sequence.is_cancelled:
-                    self._end(sequence, "cancelled")
-            if is_closing:
-                return
-            plan = self._scheduler.plan()
-            if plan is not None:
-                self._step(plan)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Wait for work, begin a step, hand out the last one's tokens; false once closed. Nothing
+        of a request outlives its turn here.
+        """
+        with self._wake:
+            while not (self._new or self._has_cancelled or self._is_closing or self._is_busy()):
+                self._wake.wait()
+            self._scheduler.waiting.extend(self._new)
+            self._new.clear()
+            is_closing, self._has_cancelled = self._is_closing, False
+        for sequence in self._all():
+            if is_closing or sequence.is_cancelled:
+                self._end(sequence, "cancelled")
+        if is_closing:
+            if self._flight is not None:
+                self._flight.wait()  # what it reads and writes is freed next
+            return False
+        plan = self._scheduler.plan()
+        begun = None if plan is None else self._begin(plan)
+        landed, self._flight = self._flight, begun
+        if landed is not None:
+            self._hand_out(landed)
+        return True
 
     def _is_busy(self) -> bool:
-        return bool(self._scheduler.running or self._scheduler.waiting)
+        return bool(self._scheduler.running or self._scheduler.waiting or self._flight)
 
     def _all(self) -> list[Sequence]:
         return [*self._scheduler.running, *self._scheduler.waiting]
 
-    def _step(self, plan: Plan) -> None:
+    def _begin(self, plan: Plan) -> Flight | None:
+        """Enqueue a step; ``None`` where there is none, or it failed."""
         chunks = plan.chunks
         try:
             if plan.is_prefill:
                 chunks = self._with_rows(chunks)
             if not chunks:
-                return
+                return None
+            for chunk in chunks:
+                self._take_slot(chunk.sequence)
             tokens, logits = (self._prefill if plan.is_prefill else self._decode)(chunks)
             for chunk in chunks:
                 self._scheduler.computed(chunk)
-            self._hand_out(chunks, tokens, logits)
+            return Flight(chunks, tokens, logits)
         except Exception as error:
             log.exception("a step of %d sequences failed", len(chunks))
             for chunk in chunks:
-                if chunk.sequence in self._scheduler.running:  # else it has ended in this step
-                    self._fail(chunk.sequence, error)
+                self._fail(chunk.sequence, error)
+            return None
+
+    def _take_slot(self, sequence: Sequence) -> None:
+        if sequence.is_slot_new:
+            sequence.is_slot_new = False
+            if sequence.sampler.params.has_penalties:  # else nobody reads what it has seen
+                count = sequence.num_prompt
+                ids = sequence.token_ids
+                self._slots.reset(sequence.slot, ids[:count], ids[count:])
 
     def _with_rows(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """Encode what the chunks show, all at once; where that fails, one by one, so that a bad
@@ -258,25 +291,24 @@ class Engine:
                         self._fail(chunk.sequence, error)
         return tuple(c for c in chunks if not media_of([c]))
 
-    def _hand_out(self, chunks: tuple[Chunk, ...], tokens: Tensor, logits: Tensor) -> None:
-        """Tokens of the sequences that have no more to compute; waits for the device."""
-        done = [(row, c.sequence) for row, c in enumerate(chunks) if not c.sequence.num_left]
-        if not done:
+    def _hand_out(self, flight: Flight) -> None:
+        """Each sequence's next token; what came too late for one that has ended is dropped."""
+        try:
+            arrivals = list(flight.arrive())
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(flight.sequences))
+            for sequence in flight.sequences:
+                self._fail(sequence, error)
             return
-        samplers = [sequence.sampler for _, sequence in done]
-        rows = [row for row, _ in done]
-        if rows != list(range(len(rows))):
-            index = torch.tensor(rows, device=tokens.device)
-            tokens, logits = tokens[index], logits[index]
-        if any(sampler.params.has_penalties for sampler in samplers):
-            places = [(s.sampler, len(s.token_ids)) for _, s in done]
-            by = choosing(places, len(places))
-            on_device = type(by)(*(t.to(logits.device) for t in by))
-            tokens = choose(penalised(logits, samplers), on_device)
-        chosen: list[int] = tokens[: len(done)].tolist()
-        found = logprobs(logits, chosen, [sampler.params.logprobs for sampler in samplers])
-        for (_, sequence), token, logprob in zip(done, chosen, found, strict=True):
-            self._give(sequence, token, logprob)
+        for sequence, token, logprob in arrivals:
+            sequence.num_pending -= 1
+            if sequence.has_ended:
+                continue
+            try:
+                self._give(sequence, token, logprob)
+            except Exception as error:
+                log.exception("a token cannot be handed out")
+                self._fail(sequence, error)
 
     def _give(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         params = sequence.sampler.params
@@ -285,7 +317,6 @@ class Engine:
             self._counts["cached"] += sequence.num_cached
         self._counts["generated"] += 1
         sequence.token_ids.append(token)
-        sequence.sampler.counts[token] += 1
         for span in sequence.prompt.spans:
             span.media.rows = None  # their keys are written; encoded again if they must be
         is_end = token in params.stop_token_ids
@@ -299,10 +330,8 @@ class Engine:
         kept = None if logprob is None else (logprob,)
         if reason is not None:
             text += sequence.text.finish()
+            self._leave(sequence, reason)
         self._tell(sequence, ChatDelta(text, (token,), kept, reason))
-        if reason is not None:
-            self._finished[reason] += 1
-            self._scheduler.remove(sequence)
 
     def _tell(self, sequence: Sequence, delta: ChatDelta) -> None:
         try:
@@ -311,12 +340,19 @@ class Engine:
             log.exception("a request's owner failed; the request is cancelled")
             self.cancel(sequence)
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._finished[reason] += 1
+    def _leave(self, sequence: Sequence, how: str) -> bool:
+        """False where it has left before."""
+        if sequence.has_ended:
+            return False
+        sequence.has_ended = True
+        self._finished[how] += 1
         self._scheduler.remove(sequence)
-        self._tell(sequence, ChatDelta(sequence.text.finish(), (), None, reason))
+        return True
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if self._leave(sequence, reason):
+            self._tell(sequence, ChatDelta(sequence.text.finish(), (), None, reason))
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        self._finished["error"] += 1
-        self._scheduler.remove(sequence)
-        self._tell(sequence, ChatDelta("", (), None, "cancelled", error))
+        if self._leave(sequence, "error"):
+            self._tell(sequence, ChatDelta("", (), None, "cancelled", error))

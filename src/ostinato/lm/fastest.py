@@ -15,7 +15,13 @@ import torch
 
 from ostinato.kernels.gate import Numerics
 from ostinato.lm.backends import FULL, Compiler, Name, PrefillBackend, make_backend
-from ostinato.lm.build import EngineSizes, make_cache, make_prefill
+from ostinato.lm.build import (
+    EngineSizes,
+    invariant_sizes,
+    make_cache,
+    make_prefill,
+    make_slots,
+)
 from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.admission import best_of
 from ostinato.recording.config import GraphConfig
@@ -44,6 +50,8 @@ def choose_backend(
     """The named one; for ``None`` the fastest on a GPU, and elsewhere ``full``, which is also what
     ``invariant`` numerics get: nothing of an answer may depend on a clock.
     """
+    if numerics == "invariant":
+        sizes = invariant_sizes(sizes)
     if name is not None:
         return make_backend(
             name, model, num_sequences=sizes.max_chunks, num_levels=num_levels, compiler=compiler
@@ -101,7 +109,8 @@ def _time(
     """Seconds of a replay; ``None`` where it was refused."""
     lane = shared_runner(model.table.device, graph).lane
     cache = make_cache(model.config, 0, sizes.page_size, model.table)
-    prefill = make_prefill(backend, model, sizes, cache, graph, num_levels, numerics)
+    slots = make_slots(model, sizes)
+    prefill = make_prefill(backend, model, sizes, cache, slots, graph, num_levels, numerics)
     try:
         with torch.inference_mode():
             inputs = prefill.scratch(rung)

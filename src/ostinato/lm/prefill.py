@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ostinato.lm.contract import Batch, Media
-from ostinato.lm.sampling import choosing
+from ostinato.lm.sampling import TRIAL, choosing
 from ostinato.lm.scheduler import Chunk
 from ostinato.lm.step import Inputs, RecordedStep
 from ostinato.recording.ladder import Ladder
@@ -66,6 +66,7 @@ class Prefill:
             generator = torch.Generator(self._padding.device).manual_seed(size)
             features = self._padding.repeat(size, 1).normal_(generator=generator)
             sources = torch.arange(size) - size // 2  # text, then media
+            inputs = inputs._replace(by=choosing([TRIAL] * self._max_chunks, self._max_chunks))
             self.recorded.record(inputs._replace(sources=sources, features=features), size)
             self.recorded.record(inputs, size)
 
@@ -96,7 +97,7 @@ class Prefill:
             offsets[i + 1 :], lengths[i], last[i] = past, end, past - 1
             row = past
         given = (positions, slots, table, offsets, lengths, last)
-        by = choosing([(chunk.sequence.sampler, chunk.end) for chunk in chunks], count)
+        by = choosing([chunk.draw for chunk in chunks], count)
         return Inputs(torch.from_numpy(ids), Batch(*map(torch.from_numpy, given)), by)
 
     @staticmethod

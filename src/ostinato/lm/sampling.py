@@ -1,14 +1,13 @@
-"""Chooses tokens: the numbers that the sampling operator reads, penalties, log-probabilities.
+"""Chooses tokens: the numbers that the operators read, and log-probabilities.
 
-The operator's noise depends on a request's seed and the token's place only, so a request that is
+The noise of a choice depends on a request's seed and the token's place only, so a request that is
 computed again, alone or in another batch, draws the same.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,11 +17,19 @@ from torch import Tensor
 from ostinato.kernels.sampling import sample
 from ostinato.lm.contract import SamplingParams, TokenLogprob
 
+SCRATCH = 0
+"""The slot that belongs to no sequence."""
+
+COLDEST = 1e-5
+"""Below this temperature a choice is greedy, as in vLLM: published defaults say 1e-6 for that."""
+
 _ALIGNED_VALUES = 8
 
 
 class Choosing(NamedTuple):
-    """What the operator reads, (B,) each; see ``kernels.sampling.sample``."""
+    """What the operators read, (B,) each; see ``kernels.sampling.sample`` and
+    ``kernels.penalties.penalise``.
+    """
 
     temperature: Tensor
     top_k: Tensor
@@ -30,25 +37,46 @@ class Choosing(NamedTuple):
     min_p: Tensor
     seeds: Tensor
     positions: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    slots: Tensor
+    """Whose token it is: where the device keeps what it remembers of a sequence."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Sampler:
-    """One request's choice of tokens: its parameters, its seed and what it has seen."""
+    """One request's choice of tokens: its parameters and its seed."""
 
     params: SamplingParams
     seed: int
-    prompt_ids: frozenset[int]
-    counts: Counter[int] = field(default_factory=Counter)
-    """How often each token was generated."""
 
 
-def choosing(samplers: Sequence[tuple[Sampler, int]], size: int) -> Choosing:
-    """Host tensors of ``size`` rows for (sampler, place of the token to choose); the rest is
-    greedy.
-    """
-    spare = size - len(samplers)
-    params = [sampler.params for sampler, _ in samplers]
+class Draw(NamedTuple):
+    """One token to choose: by whom, its place in the sequence, and the slot that keeps it."""
+
+    sampler: Sampler
+    place: int
+    slot: int
+
+
+TRIAL = Draw(
+    Sampler(
+        SamplingParams(
+            temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.4
+        ),
+        seed=1,
+    ),
+    place=1,
+    slot=SCRATCH,
+)
+"""What recordings are tried with. No frequency penalty: its answer would change with each trial."""
+
+
+def choosing(draws: Sequence[Draw], size: int) -> Choosing:
+    """Host tensors of ``size`` rows; the rest is greedy and kept by nobody."""
+    spare = size - len(draws)
+    params = [draw.sampler.params for draw in draws]
 
     def column(values: list[float], off: float) -> Tensor:
         return torch.tensor(values + [off] * spare, dtype=torch.float32)
@@ -57,71 +85,52 @@ def choosing(samplers: Sequence[tuple[Sampler, int]], size: int) -> Choosing:
         return torch.tensor(values + [0] * spare, dtype=torch.int64)
 
     return Choosing(
-        column([p.temperature for p in params], 0.0),
+        column([p.temperature if p.temperature >= COLDEST else 0.0 for p in params], 0.0),
         whole([p.top_k for p in params]),
         column([p.top_p for p in params], 1.0),
         column([p.min_p for p in params], 0.0),
-        whole([sampler.seed for sampler, _ in samplers]),
-        whole([place for _, place in samplers]),
+        whole([draw.sampler.seed for draw in draws]),
+        whole([draw.place for draw in draws]),
+        column([p.repetition_penalty for p in params], 1.0),
+        column([p.frequency_penalty for p in params], 0.0),
+        column([p.presence_penalty for p in params], 0.0),
+        whole([draw.slot for draw in draws]),
     )
 
 
 def choose(logits: Tensor, by: Choosing) -> Tensor:
-    """Tokens (B,) int64 of logits (B, num_tokens)."""
-    return sample(logits, **by._asdict())
+    """Tokens (B,) int64 of logits (B, num_tokens), which have their penalties."""
+    return sample(logits, **{name: getattr(by, name) for name in _FILTERS})
 
 
-def penalised(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    """A copy in float32 of the first rows, with each request's penalties.
+_FILTERS = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
 
-    Repetition divides positive and multiplies negative logits of every token seen, the prompt's
-    among them; frequency and presence are subtracted for generated tokens only.
+
+class Likely(NamedTuple):
+    """Log-probabilities of B rows: the chosen token's (B, 1), and the most probable k, (B, k)."""
+
+    own: Tensor
+    values: Tensor
+    ids: Tensor
+
+
+def likely(logits: Tensor, tokens: Tensor, num_top: int) -> Likely:
+    """Of the model's own distribution: ``logits`` (B, num_tokens) before penalties. Waits for
+    nothing. A row's answer does not depend on the others, nor on how many there are.
     """
-    result = logits[: len(samplers)].float().clone()
-    for row, sampler in zip(result, samplers, strict=True):
-        params = sampler.params
-        if params.repetition_penalty != 1.0:
-            seen = _ids(sampler.prompt_ids | sampler.counts.keys(), row)
-            old, factor = row[seen], params.repetition_penalty
-            row[seen] = torch.where(old > 0, old / factor, old * factor)
-        if sampler.counts and (params.frequency_penalty or params.presence_penalty):
-            generated = _ids(sampler.counts.keys(), row)
-            times = torch.tensor([sampler.counts[i] for i in sorted(sampler.counts)])
-            amount = times.to(row) * params.frequency_penalty + params.presence_penalty
-            row[generated] -= amount
-    return result
-
-
-def _ids(ids: Iterable[int], row: Tensor) -> Tensor:
-    return torch.tensor(sorted(ids), dtype=torch.int64, device=row.device)
-
-
-def logprobs(
-    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int | None]
-) -> list[TokenLogprob | None]:
-    """For each row that asks (not ``None``): its token's log-probability and the most probable
-    ones.
-
-    ``logits``: (B, num_tokens), before penalties. Waits for the device.
-    """
-    if all(n is None for n in num_top):
-        return [None] * len(num_top)
-    most = max(n or 0 for n in num_top)
-    wide = logits[: len(token_ids)].float()
+    wide = logits.float()
     # rows that begin at aligned addresses are summed alike, whichever they are
     spare = -wide.shape[1] % _ALIGNED_VALUES
     padded = F.pad(wide, (0, spare), value=-torch.inf) if spare else wide
     table = torch.log_softmax(padded, dim=-1)
-    chosen = torch.tensor(list(token_ids), device=table.device)[:, None]
-    own: list[float] = table.gather(1, chosen)[:, 0].tolist()
-    best = _in_order(table).topk(max(most, 1), dim=-1).indices
-    values, ids = table.gather(1, best).tolist(), best.tolist()
-    return [
-        None
-        if n is None
-        else TokenLogprob(token, own[i], tuple(zip(ids[i][:n], values[i][:n], strict=True)))
-        for i, (token, n) in enumerate(zip(token_ids, num_top, strict=True))
-    ]
+    ids = _in_order(table).topk(max(num_top, 1), dim=-1).indices
+    return Likely(table.gather(1, tokens[:, None]), table.gather(1, ids), ids)
+
+
+def logprob_of(found: Likely, row: int, token: int, num_top: int) -> TokenLogprob:
+    """What a row of ``found``, which is on the host, says of its token."""
+    top = zip(found.ids[row, :num_top].tolist(), found.values[row, :num_top].tolist(), strict=True)
+    return TokenLogprob(token, float(found.own[row, 0]), tuple(top))
 
 
 def _in_order(table: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Prefill and decode steps take turns, so that neither waits for the other. Prompt
 chunks; those that are under way share a step's tokens evenly. First come, first served; where
 pages run out, the youngest sequence gives its own back and is computed again later.
 
+A step is planned while the one before is under way, so tokens count before they are known.
+
 With ``is_invariant`` what computes a token is a matter of its own sequence alone: prompts are cut
 at multiples of the step's tokens, a chunk has a step to itself, only pages of whole chunks serve
 others, and a token that was generated is computed again as it was the first time, by a decode.
@@ -20,13 +22,16 @@ import numpy as np
 
 from ostinato.lm.contract import OnDelta, Positions, Prompt
 from ostinato.lm.kv_cache import Chain, PagePool
-from ostinato.lm.sampling import Sampler
+from ostinato.lm.sampling import SCRATCH, Draw, Sampler
 from ostinato.lm.text import TextStream
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One request on its way. ``num_computed`` tokens have their keys in ``pages``."""
+    """One request on its way. ``num_computed`` tokens have their keys in ``pages``, or will have
+    them once the steps under way are done; ``num_pending`` more tokens than ``token_ids`` will be
+    there then. ``slot``: where the device keeps what it remembers of a running sequence.
+    """
 
     prompt: Prompt
     sampler: Sampler
@@ -39,8 +44,13 @@ class Sequence:
     num_computed: int = 0
     num_cached: int = 0
     """Tokens of the prompt that needed no computing when the sequence was first admitted."""
+    num_pending: int = 0
+    slot: int = SCRATCH
     is_admitted: bool = False
+    is_slot_new: bool = False
+    """True until the device has been told whose slot it is."""
     is_cancelled: bool = False
+    has_ended: bool = False
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt.token_ids)
@@ -52,16 +62,27 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
+        """Tokens of the reply that are known."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and reply, those that are not known yet among them."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_left(self) -> int:
         """Tokens without keys: one while decoding."""
-        return len(self.token_ids) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def is_prefilling(self) -> bool:
-        return self.num_left > 1 or self.num_generated == 0
+        return self.num_left > 1 or self.num_tokens == self.num_prompt
+
+    @property
+    def is_drawn(self) -> bool:
+        """True when steps under way choose its last token: it takes part in no other."""
+        return self.num_tokens - self.num_prompt >= self.max_tokens
 
     def positions(self, start: int, end: int) -> Positions:
         """(3, end - start); generated tokens go on after the prompt's largest position."""
@@ -77,6 +98,13 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     end: int
+
+    @property
+    def draw(self) -> Draw:
+        """How the token after the chunk is chosen; one in the middle of a prompt is not kept."""
+        sequence = self.sequence
+        is_kept = self.end == sequence.num_tokens
+        return Draw(sequence.sampler, self.end, sequence.slot if is_kept else SCRATCH)
 
 
 class Plan(NamedTuple):
@@ -110,13 +138,16 @@ class Scheduler:
         self._max_tokens = max_tokens
         self._max_chunks = max_chunks
         self._is_invariant = is_invariant
+        self._slots = list(range(max_batch, SCRATCH, -1))
         self._was_prefill = False
 
     def plan(self) -> Plan | None:
-        """The next step, its pages taken; ``None`` if there is nothing to do."""
+        """The next step, its pages taken; ``None`` if there is nothing to do, or nothing before
+        the tokens under way are known.
+        """
         self._admit()
         prefilling = [s for s in self.running if self._is_prefilling(s)]
-        decoding = [s for s in self.running if not self._is_prefilling(s)]
+        decoding = [s for s in self.running if not (self._is_prefilling(s) or s.is_drawn)]
         if prefilling and not (decoding and self._was_prefill):
             self._was_prefill = True
             if self._is_invariant:
@@ -126,7 +157,7 @@ class Scheduler:
         chunks = self._with_pages(decoding)
         if chunks:
             return Plan(False, chunks)
-        return self.plan() if self.running or self.waiting else None
+        return self.plan() if decoding else None  # they all gave their pages back
 
     def _is_prefilling(self, sequence: Sequence) -> bool:
         if self._is_invariant:
@@ -136,6 +167,8 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._max_batch:
             sequence = self.waiting[0]
+            if sequence.num_pending:
+                return  # it was preempted while its newest token was under way
             length = len(sequence.token_ids)
             reused = self._reused(sequence)
             need = -(-length // self._page_size) - len(reused)
@@ -149,6 +182,7 @@ class Scheduler:
                 return
             sequence.pages = reused + taken
             sequence.num_computed = len(reused) * self._page_size
+            sequence.slot, sequence.is_slot_new = self._slots.pop(), True
             if not sequence.is_admitted:
                 sequence.is_admitted, sequence.num_cached = True, sequence.num_computed
             self.running.append(self.waiting.popleft())
@@ -190,7 +224,7 @@ class Scheduler:
         return tuple(chunks)
 
     def _has_page(self, sequence: Sequence) -> bool:
-        while len(sequence.pages) * self._page_size < len(sequence.token_ids):
+        while len(sequence.pages) * self._page_size < sequence.num_tokens:
             page = self.pool.take(1)
             if page is not None:
                 sequence.pages += page
@@ -207,16 +241,20 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def computed(self, chunk: Chunk) -> None:
-        """The keys of a chunk are written: full pages may serve others from now on."""
-        sequence, end = chunk.sequence, chunk.end
-        sequence.num_computed = end
+        """A step writes the keys of a chunk: full pages of known tokens may serve others from now
+        on. The device works in order, so whoever finds such a page reads it after it is written.
+        """
+        sequence = chunk.sequence
+        sequence.num_computed = chunk.end
         if self._is_invariant and not self._is_whole(chunk):
             return
+        known = min(chunk.end, len(sequence.token_ids))
         chain = sequence.chain
-        first = chunk.start // self._page_size
-        if len(chain.digests) < end // self._page_size:
-            chain.extend(sequence.token_ids[:end], sequence.positions(0, end))
-        for i in range(first, end // self._page_size):
+        if len(chain.digests) < known // self._page_size:
+            chain.extend(sequence.token_ids[:known], sequence.positions(0, known))
+        # the token before the chunk may have been unknown when its keys were written
+        first = max(chunk.start - 1, 0) // self._page_size
+        for i in range(first, known // self._page_size):
             self.pool.name(sequence.pages[i], chain.digests[i])
 
     def _is_whole(self, chunk: Chunk) -> bool:
@@ -224,10 +262,13 @@ class Scheduler:
         return is_prompt and chunk.end - chunk.start == self._max_tokens
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out and its pages back, wherever it is."""
+        """Take a sequence out, its pages and its slot back, wherever it is."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self.pool.release(sequence.pages)
         sequence.pages, sequence.num_computed = [], 0
+        if sequence.slot != SCRATCH:
+            self._slots.append(sequence.slot)
+            sequence.slot = SCRATCH

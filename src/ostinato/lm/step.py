@@ -18,6 +18,7 @@ from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, using_numerics
 from ostinato.lm.contract import Batch, LanguageModel
 from ostinato.lm.sampling import Choosing, choose
+from ostinato.lm.slots import Slots
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.region import Region
 from ostinato.recording.runner import Runner
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 class Inputs(NamedTuple):
     """Of T rows and B sequences, padded to a rung, on the host but for ``features``.
 
+    ``ids``: (T,) int64; -s is the newest token of slot s, which the host may not know yet.
     ``sources``: (T,) int64, the row of ``features`` that replaces a token's embedding, negative for
     text. ``features``: (T, width * (1 + DeepStack levels)) on the device. Both or neither.
     """
@@ -44,16 +46,22 @@ class Inputs(NamedTuple):
 
 
 class Step:
-    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache only.
+    """``(tokens, logits)`` of inputs: embed, merge, decode, choose; writes to the cache and to
+    what the device remembers of a sequence.
 
     ``forward``: the model's own unless it is called in another way, with the same arguments.
     """
 
     def __init__(
-        self, model: LanguageModel, cache: Tensor, forward: Callable[..., Tensor] | None = None
+        self,
+        model: LanguageModel,
+        cache: Tensor,
+        slots: Slots,
+        forward: Callable[..., Tensor] | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
+        self.slots = slots
         self.forward = forward or model
 
     def run(
@@ -67,7 +75,7 @@ class Step:
         max_query_length: int,
     ) -> tuple[Tensor, Tensor]:
         """Tokens (B,) int64 and logits (B, num_tokens), penalties left out."""
-        x = self.model.embed(ids)
+        x = self.model.embed(self.slots.known(ids))
         deepstack: tuple[Tensor, ...] = ()
         if sources is not None and features is not None:
             is_media = (sources >= 0)[:, None]
@@ -78,7 +86,9 @@ class Step:
         logits = self.forward(
             x, batch, self.cache, max_query_length=max_query_length, deepstack=deepstack
         )
-        return choose(logits, by), logits
+        tokens = choose(self.slots.penalised(logits, by), by)
+        self.slots.keep(tokens, by)
+        return tokens, logits
 
 
 class RecordedStep:
@@ -134,7 +144,7 @@ class RecordedStep:
             f"{self._name} of {inputs.ids.shape[0]}",
             self._step.run,
             uploads=frozenset(range(NUM_UPLOADED + (inputs.sources is not None))),
-            state=(self._step.cache,),
+            state=(self._step.cache, *self._step.slots.state),
             gate_inputs=[(given, how)],
             is_private=True,
             is_timed=False,

@@ -145,7 +145,8 @@ def _example(model: Qwen, num_sequences: int, num_levels: int) -> list[Tensor]:
 
 def _trace(forward: Callable[..., Tensor], backend: Any, given: list[Tensor]) -> None:
     """Call ``forward`` once through ``backend``. A copy of its code is traced: compiled frames are
-    kept with code, and another model's must not be found.
+    kept with code, and another model's must not be found. What is marked is a symbol and nothing
+    else: ``dynamic=False`` keeps the tracer from guessing by what it saw of other models.
     """
     assert isinstance(forward, types.FunctionType)
     own = types.FunctionType(
@@ -155,7 +156,7 @@ def _trace(forward: Callable[..., Tensor], backend: Any, given: list[Tensor]) ->
     )
     try:
         with torch.inference_mode():
-            torch.compile(own, fullgraph=True, backend=backend)(*given)
+            torch.compile(own, fullgraph=True, dynamic=False, backend=backend)(*given)
     except BackendCompilerFailed as error:
         raise RecordingRefused(
             f"a piece of the decoder was not compiled: {_first_line(error.inner_exception)}",

@@ -22,7 +22,15 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from ostinato.errors import DeadlineMissed, InputError, Overloaded, Superseded, UnsafeActions
+from ostinato.errors import (
+    DeadlineMissed,
+    InputError,
+    Overloaded,
+    PromptTooLong,
+    RefusedItem,
+    Superseded,
+    UnsafeActions,
+)
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.settings import ServerSettings
 
@@ -38,18 +46,6 @@ class BodyTooLarge(InputError):
 
 class UnknownModel(InputError):
     """A model that this server does not have (404)."""
-
-
-class PromptTooLong(InputError):
-    """A prompt that does not fit into the model's context; OpenAI's own code tells it."""
-
-
-class RefusedItem(InputError):
-    """One of several items of a request cannot be served; ``place`` is where it stands."""
-
-    def __init__(self, place: str, cause: InputError) -> None:
-        self.place = place
-        super().__init__(f"{place}: {cause}")
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -109,7 +105,7 @@ def error_facts(error: Exception, request_id: str) -> ErrorFacts:
             status, code = 404, "model_not_found"
         elif isinstance(error, PromptTooLong):
             code = "context_length_exceeded"
-        param = error.place if isinstance(error, RefusedItem) else None
+        param = error.place if isinstance(error, RefusedItem | PromptTooLong) else None
         return ErrorFacts(status, str(error), "invalid_request_error", code, param)
     if isinstance(error, Overloaded | CancelledError):
         message, retry_after_s = "the server is stopping", 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,9 @@ from ostinato.weights.chat_tokenizer import ChatTokenizer
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """``max_length``: tokens of a prompt and its reply together."""
+    """``max_length``: tokens of a prompt and its reply together. ``sampling``: what a request
+    gets that does not say how its reply is drawn, from ``generation_config.json``.
+    """
 
     model: str
     model_type: str
@@ -39,6 +41,7 @@ class ChatConfig:
     lm: LmConfig
     vision: VisionConfig
     eos_ids: frozenset[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class ChatStats:
     encoder: Stats
 
 
-def sampling_params(**sampling: Any) -> SamplingParams:
-    """``SamplingParams`` of keywords; ``stop`` may be one string. ``ConfigError`` for a name that
-    there is not.
+def sampling_params(defaults: SamplingParams, **sampling: Any) -> SamplingParams:
+    """``defaults`` with what the keywords say; ``stop`` may be one string. ``ConfigError`` for a
+    name that there is not.
     """
     stop = sampling.get("stop", ())
     sampling["stop"] = (stop,) if isinstance(stop, str) else tuple(stop or ())
@@ -74,7 +77,7 @@ def sampling_params(**sampling: Any) -> SamplingParams:
     for name in sampling:
         if name not in known:
             raise ConfigError(f"no sampling parameter {name!r}; expected {', '.join(known)}")
-    return SamplingParams(**sampling)
+    return replace(defaults, **sampling)
 
 
 class Chat:
@@ -119,7 +122,9 @@ class Chat:
         return deltas
 
     def generate(self, messages: object, **sampling: Any) -> ChatResult:
-        """A whole reply; keywords are those of ``SamplingParams``."""
+        """A whole reply; keywords are those of ``SamplingParams``, and what they do not say is as
+        the checkpoint says.
+        """
         deltas, ticket = self._start(messages, sampling)
         got = list(deltas)
         ids = tuple(token for delta in got for token in delta.token_ids)
@@ -143,7 +148,9 @@ class Chat:
         self, messages: object, sampling: dict[str, Any]
     ) -> tuple[Iterator[ChatDelta], Ticket]:
         deltas: queue.SimpleQueue[ChatDelta] = queue.SimpleQueue()
-        ticket = self.submit(messages, sampling_params(**sampling), deltas.put)
+        ticket = self.submit(
+            messages, sampling_params(self.config.sampling, **sampling), deltas.put
+        )
 
         def read() -> Iterator[ChatDelta]:
             try:
@@ -175,8 +182,10 @@ class Chat:
         return self._tokenizer.token_bytes(token_id)
 
     def _check_id(self, token_id: int) -> None:
-        if not 0 <= token_id < self.config.lm.num_tokens:
-            raise InputError(f"token id {token_id}; expected 0 to {self.config.lm.num_tokens - 1}")
+        if type(token_id) is not int or not 0 <= token_id < self.config.lm.num_tokens:
+            raise InputError(
+                f"token id {token_id!r}; expected 0 to {self.config.lm.num_tokens - 1}"
+            )
 
     def _prompt(self, given: object) -> Prompt:
         if isinstance(given, Prompt):
@@ -184,6 +193,8 @@ class Chat:
         if isinstance(given, str):
             return self._assembler.of_text(given)
         if isinstance(given, Sequence) and given and isinstance(given[0], int):
+            for token_id in given:
+                self._check_id(token_id)
             return self._assembler.of_ids(given)
         return self._assembler.of_messages(given)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ostinato.errors import ConfigError, DeviceError, WeightsError
 from ostinato.kernels.gate import Numerics
@@ -20,6 +21,7 @@ from ostinato.lm.build import (
     largest_recordings_bytes,
     page_bytes,
 )
+from ostinato.lm.contract import SamplingParams
 from ostinato.lm.fastest import choose_backend
 from ostinato.lm.load import load_decoder
 from ostinato.lm.models.qwen import Qwen
@@ -28,6 +30,7 @@ from ostinato.vision.encoder import load_encoder
 from ostinato.vision.preprocess import Limits
 from ostinato.vision.rungs import TOP_PATCHES
 from ostinato.vlm.chat import Chat, ChatConfig, encode_media
+from ostinato.vlm.defaults import sampling_defaults
 from ostinato.vlm.prompt import Assembler, PromptConfig
 from ostinato.weights.chat_tokenizer import (
     ByteChatTokenizer,
@@ -36,6 +39,7 @@ from ostinato.weights.chat_tokenizer import (
 )
 from ostinato.weights.config import read_config, read_json
 from ostinato.weights.files import find_shipped, open_files
+from ostinato.weights.loaded import module_config
 
 CPU_LENGTH = 2048
 """Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
@@ -48,8 +52,9 @@ INVARIANT_CHUNK = 512
 
 
 def load_chat(
-    model: str | Path,
+    model: str | Path | nn.Module,
     *,
+    tokenizer: ChatTokenizer | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype | None = None,
     graph: GraphConfig | None = None,
@@ -73,7 +78,8 @@ def load_chat(
 ) -> Chat:
     """Load Qwen2.5-VL or Qwen3-VL, put encoder, prefill and decode behind recordings, and serve.
 
-    ``model``: a checkpoint directory, a hub name or a shipped tiny model. ``num_pages`` of
+    ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a loaded transformers
+    model, with which a ``tokenizer`` must be given (else it is the checkpoint's). ``num_pages`` of
     ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
     weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
     sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
@@ -91,7 +97,7 @@ def load_chat(
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
     graph = graph or GraphConfig()
-    config, tokenizer = _published(model)
+    config, tokenizer, sampling = _published(model, tokenizer)
     decoder = load_decoder(model, device=where, dtype=dtype)
     encoder = load_encoder(
         model,
@@ -169,12 +175,13 @@ def load_chat(
         raise
     engine.start()
     about = ChatConfig(
-        model=str(model),
+        model=type(model).__name__ if isinstance(model, nn.Module) else str(model),
         model_type=decoder.config.model_type,
         max_length=sizes.max_length,
         lm=decoder.config,
         vision=vision,
         eos_ids=tokenizer.eos_ids,
+        sampling=sampling,
     )
     return Chat(about, engine, encoder, assembler, tokenizer)
 
@@ -195,12 +202,19 @@ def prompt_config(config: dict[str, Any], merge_size: int) -> PromptConfig:
     )
 
 
-def _published(model: str | Path) -> tuple[dict[str, Any], ChatTokenizer]:
+def _published(
+    model: str | Path | nn.Module, given: ChatTokenizer | None
+) -> tuple[dict[str, Any], ChatTokenizer, SamplingParams]:
+    if isinstance(model, nn.Module):
+        if given is None:
+            raise ConfigError("a loaded module has no tokenizer; expected one as tokenizer=")
+        return module_config(model), given, SamplingParams()
     shipped = find_shipped(model) if isinstance(model, str) else None
     if shipped is not None:
-        return read_json(shipped, str(model)), ByteChatTokenizer()
+        return read_json(shipped, str(model)), given or ByteChatTokenizer(), SamplingParams()
     files = open_files(model)
-    return read_config(files), PublishedChatTokenizer(model, files)
+    tokenizer = given or PublishedChatTokenizer(model, files)
+    return read_config(files), tokenizer, sampling_defaults(files)
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ostinato.errors import InputError, WeightsError
+from ostinato.errors import InputError, RefusedItem, WeightsError
 from ostinato.lm.contract import Media, Prompt, Span
 from ostinato.vision.preprocess import Patches, Preprocessor
 from ostinato.vlm.messages import PLACEHOLDERS, check_text, read_messages
@@ -81,14 +81,17 @@ class Assembler:
     def of_messages(self, messages: object) -> Prompt:
         """A chat; its images and videos are decoded and cut into patches here, and encoded later.
 
-        Raises ``InputError`` naming the message and what is wrong.
+        Raises ``InputError`` naming the message and what is wrong; ``RefusedItem`` for a text, an
+        image or a video, with its place.
         """
-        read, items = read_messages(messages)
+        read, shown = read_messages(messages)
         text = self._tokenizer.render(read)
         patches: list[Patches] = []
-        for result in self._preprocessor.batch(items):
+        for one, result in zip(
+            shown, self._preprocessor.batch([one.item for one in shown]), strict=True
+        ):
             if isinstance(result, InputError):
-                raise result
+                raise RefusedItem(one.place, result)
             patches.append(result)
         return self._assemble(text, patches)
 

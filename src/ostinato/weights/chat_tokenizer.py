@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ostinato.errors import InputError, WeightsError
-from ostinato.weights.config import read_json
+from ostinato.weights.config import read_config, read_generation_config, read_json
 from ostinato.weights.files import Files
 
 Message = Mapping[str, Any]
@@ -92,7 +92,7 @@ class PublishedChatTokenizer:
         self._template = _template(files) or self._tokenizer.chat_template
         if not self._template:
             raise WeightsError(f"{model}: no chat template in the tokenizer or chat_template.json")
-        self.eos_ids = _eos_ids(files) or frozenset({self._tokenizer.eos_token_id}) - {None}
+        self.eos_ids = _eos_ids(files) | (frozenset({self._tokenizer.eos_token_id}) - {None})
 
     def render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError
@@ -149,7 +149,10 @@ def _template(files: Files) -> str | None:
 
 
 def _eos_ids(files: Files) -> frozenset[int]:
-    path = files.find("generation_config.json")
-    found = read_json(path, f"{files.origin}: {path.name}").get("eos_token_id") if path else None
-    ids = found if isinstance(found, list) else [found]
-    return frozenset(i for i in ids if isinstance(i, int))
+    """Of ``generation_config.json``; without that file, of ``config.json``."""
+    found = read_generation_config(files)
+    if found is None and files.find("config.json") is not None:
+        config = read_config(files)
+        found = config | (config.get("text_config") or {})
+    ids = (found or {}).get("eos_token_id")
+    return frozenset(i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)

@@ -1,4 +1,4 @@
-"""Reads ``config.json`` of a checkpoint."""
+"""Reads ``config.json`` and ``generation_config.json`` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def read_config(files: Files) -> dict[str, Any]:
     if path is None:
         raise WeightsError(f"{files.origin}: no config.json (offline, only cached files are seen)")
     return read_json(path, f"{files.origin}: config.json")
+
+
+def read_generation_config(files: Files) -> dict[str, Any] | None:
+    """How the publisher means replies to be drawn; ``None`` where that is not said."""
+    path = files.find("generation_config.json")
+    return read_json(path, f"{files.origin}: {path.name}") if path is not None else None
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ updates, casts and moves show here as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,12 +29,12 @@ def find_tower(module: nn.Module) -> nn.Module:
     )
 
 
-def module_config(tower: nn.Module) -> dict[str, Any]:
-    """The tower's configuration as a dictionary; ``WeightsError`` if it has none."""
-    config = getattr(tower, "config", None)
+def module_config(module: nn.Module) -> dict[str, Any]:
+    """A module's configuration as a dictionary; ``WeightsError`` if it has none."""
+    config = getattr(module, "config", None)
     to_dict = getattr(config, "to_dict", None)
     if to_dict is None:
-        raise WeightsError(f"{type(tower).__name__} has no transformers configuration")
+        raise WeightsError(f"{type(module).__name__} has no transformers configuration")
     values: dict[str, Any] = to_dict()
     return values
 
@@ -51,3 +51,26 @@ def module_tensors(
     for name, parameter in tower.named_parameters():
         fits = parameter.device == device and dtype in (None, parameter.dtype)
         yield name, parameter if fits else parameter.detach().to(device=device, dtype=dtype)
+
+
+class ModuleTensors:
+    """The tensors of a module whose names begin with one of ``prefixes``: a ``Source`` (see
+    ``weights.stacked``).
+    """
+
+    def __init__(self, module: nn.Module, prefixes: tuple[str, ...]) -> None:
+        found = module.state_dict()
+        self._tensors = {name: found[name] for name in found if name.startswith(prefixes)}
+
+    def __getitem__(self, name: str, /) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def read(
+        self, names: Iterable[str], *, device: torch.device, dtype: torch.dtype | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Shared where device and dtype fit."""
+        for name in names:
+            yield name, self._tensors[name].detach().to(device=device, dtype=dtype)

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.errors import InputError, Overloaded
-from ostinato.serve.guard import PromptTooLong, RefusedItem
+from ostinato.errors import InputError, Overloaded, PromptTooLong, RefusedItem
 from ostinato.serve.openai.contract import (
     Alternative,
     Conversation,

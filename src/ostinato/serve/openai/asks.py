@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ostinato.errors import InputError
-from ostinato.serve.guard import RefusedItem
+from ostinato.errors import InputError, RefusedItem
 from ostinato.serve.media import read_url
 from ostinato.serve.models import check_model
 from ostinato.serve.openai.contract import (

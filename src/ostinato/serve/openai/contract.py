@@ -167,7 +167,7 @@ class ChatService(Served, Protocol):
         """Decode, tokenise, check and queue; may take as long as decoding takes.
 
         ``on_delta`` is called from the service's thread and returns at once; it may be called
-        before this returns. Raises ``InputError`` (``guard.PromptTooLong``; ``guard.RefusedItem``
+        before this returns. Raises ``InputError`` (``PromptTooLong``; ``RefusedItem``
         with a media's ``place``) and ``Overloaded``.
         """
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.errors import InputError
-from ostinato.serve.guard import RefusedItem
+from ostinato.errors import InputError, RefusedItem
 
 
 @dataclass(frozen=True, slots=True)

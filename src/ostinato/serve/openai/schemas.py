@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from ostinato.errors import InputError
-from ostinato.serve.guard import RefusedItem
+from ostinato.errors import InputError, RefusedItem
 from ostinato.serve.openai.fields import CHAT, COMPLETION, Rule, take_unused
 
 INT64 = 1 << 63

@@ -16,10 +16,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ostinato.errors import InputError
+from ostinato.errors import InputError, RefusedItem
 from ostinato.serve import service as protocol
 from ostinato.serve.device_thread import DeviceThread
-from ostinato.serve.guard import RefusedItem, error_body, read_body
+from ostinato.serve.guard import error_body, read_body
 from ostinato.serve.media import read_url
 from ostinato.serve.metrics import Metrics
 from ostinato.serve.models import check_model
