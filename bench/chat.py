@@ -7,10 +7,10 @@ nothing is found in a cache. Bytes stand in for the published tokenizer on both 
 ``start``: seconds to ready, but for reading files. ``first_token``: from the call to the first
 token, the image's preparation included. ``decode``: milliseconds for each further token, alone.
 ``load``: clients that ask again as soon as they are answered, images of mixed sizes. ``backends``:
-start, memory and first token of each way to record a prefill, on few rungs. Medians, variants in
-turns.
+start, memory and first token of each way to record a prefill, on few rungs; ``numerics``: what
+"invariant" costs. Medians, variants in turns.
 
-    python -m bench.chat [--sections start,first_token,decode,load,backends] [--layers N]
+    python -m bench.chat [--sections start,first_token,decode,load,backends,numerics] [--layers N]
                          [--backends full,breakable,tc_piecewise,disabled] [--no-peer]
                          [--out FILE] [--dry]
 """
@@ -39,7 +39,7 @@ from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.vlm.chat import Chat
 from ostinato.weights.chat_tokenizer import ByteChatTokenizer
 
-SECTIONS = ("start", "first_token", "decode", "load", "backends")
+SECTIONS = ("start", "first_token", "decode", "load", "backends", "numerics")
 BACKENDS = ("full", "breakable", "tc_piecewise", "disabled")
 SIDES = (224, 448, 896)
 MIXED = ((224, 224), (448, 448), (320, 544), (640, 480), (896, 896))
@@ -281,6 +281,27 @@ class Bench:
         first = {f"{side}x{side}": self._medians_ms(calls, side)["ours_ms"] for side in self.sides}
         return {**facts, "first_token_ms": first}
 
+    # -- what "invariant" costs -----------------------------------------------------------------
+
+    def rows_of_numerics(self) -> list[dict[str, Any]]:
+        """First token and further tokens, alone and with eight clients, by numerics."""
+        rows = []
+        for name in ("fast", "invariant"):
+            self.close()
+            self._chat, facts = self.load(**self.few, numerics=name)
+            side, count = self.sides[len(self.sides) // 2], self.num_tokens
+            calls: dict[str, Call] = {
+                "first_token_ms": lambda image: self._ours(image, 1),
+                "all_ms": lambda image, n=count: self._ours(image, 1 + n),  # type: ignore[misc]
+            }
+            found = self._medians_ms(calls, side)
+            further = (found["all_ms"] - found["first_token_ms"]) / count
+            row = {"numerics": name, **facts, **found, "token_ms": round(further, 3)}
+            num_clients = min(8, max(self.clients))
+            rows.append(row | self._under(num_clients, self.clients[num_clients]))
+        self.close()
+        return rows
+
 
 class Client:
     """Asks, waits for the answer, and asks again."""
@@ -353,6 +374,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "decode": bench.decode,
         "load": bench.load_of_clients,
         "backends": bench.rows_of_backends,
+        "numerics": bench.rows_of_numerics,
     }
     for name in SECTIONS:
         if name in wanted:

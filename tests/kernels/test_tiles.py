@@ -19,6 +19,7 @@ from tests.kernels.agreement import operator
 def test_the_tried_tile_goes_before_the_measured_one_and_that_before_the_guess(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(tiles, "BEST", {})
     guess, best, tried = tile("layer_norm", 1152), Tile(2, 2048, 8), Tile(4, 2048, 4)
     assert guess not in (best, tried)
     monkeypatch.setitem(tiles.BEST, ("layer_norm", 1152), best)

@@ -186,7 +186,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Cancel what is under way, end the thread, free the recordings. Twice is allowed."""
+        """Cancel what is under way, end the thread, free recordings and cache. Twice is allowed."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -194,6 +194,7 @@ class Engine:
             self._thread.join()
         self._prefill.recorded.close()
         self._decode.recorded.close()
+        self._decode.recorded.free_cache()
 
     # -- the engine's thread --------------------------------------------------------------------
 

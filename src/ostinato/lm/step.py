@@ -172,6 +172,10 @@ class RecordedStep:
             served.close()
         self._rungs.clear()
 
+    def free_cache(self) -> None:
+        """Give back the memory of keys and values, whoever still holds the tensor."""
+        self._step.cache.untyped_storage().resize_(0)
+
 
 def _given(inputs: Inputs) -> tuple[Any, ...]:
     return tuple(inputs) if inputs.sources is not None else tuple(inputs[:3])

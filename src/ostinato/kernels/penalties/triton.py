@@ -9,10 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.launch import quick
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.triton_math import divide
 
 
+@quick
 @triton.jit
 def penalise_kernel(
     logits_pointer,
@@ -50,7 +52,7 @@ def penalise(logits, seen, slots, repetition, frequency, presence):
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     out = logits.new_empty((rows, vocabulary), dtype=torch.float32)
     columns = min(2048, power_of_two(vocabulary))
-    penalise_kernel[(rows, triton.cdiv(vocabulary, columns))](
+    penalise_kernel[(rows, ceil_div(vocabulary, columns))](
         logits,
         seen,
         *(x.contiguous() for x in (slots, repetition, frequency, presence)),

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ostinato.kernels.launch import quick
-from ostinato.kernels.rowwise import power_of_two
+from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.sampling.threshold import (
     BINS,
     TILE,
@@ -132,7 +132,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions):
     min_p, *stream = (x.contiguous() for x in (min_p, seeds, positions))
     _, most, warps = tile("sample", vocabulary)
     columns = min(most, power_of_two(vocabulary))
-    parts = triton.cdiv(vocabulary, columns)
+    parts = ceil_div(vocabulary, columns)
     out = logits.new_empty((rows,), dtype=torch.int64)
     largest, best = logits.new_empty((2, rows, parts), dtype=torch.float32).unbind()
     token = logits.new_empty((rows, parts), dtype=torch.int32)
