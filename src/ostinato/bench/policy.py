@@ -199,7 +199,8 @@ def _idle(peers: Peers, rows: dict[str, Any], device: torch.device) -> dict[str,
             busy_ms = kernels.get("kernels_ms", 0.0) + kernels.get("copies_ms", 0.0)
             row: dict[str, Any] = {}
             for spelling, is_queued in (("", False), ("queued_", True)):
-                repeats = 7 if name == "observation" else 3  # the denoising of base takes seconds
+                # few denoisings, which take base seconds; an observation as warm as one in service
+                repeats = 31 if name == "observation" else 3
                 took_ms = device_ms(call, device, is_queued=is_queued, repeats=repeats)
                 row[f"{spelling}event_ms"] = round(took_ms, 4)
                 if busy_ms:

@@ -20,7 +20,7 @@ from ostinato.lm.contract import Batch, LanguageModel
 from ostinato.lm.sampling import Choosing, choose
 from ostinato.lm.slots import Slots
 from ostinato.recording.config import GraphConfig
-from ostinato.recording.region import Region
+from ostinato.recording.region import GateCall, Region
 from ostinato.recording.runner import Runner
 from ostinato.recording.served import Served
 from ostinato.recording.stats import Counters, Stats
@@ -112,15 +112,16 @@ class RecordedStep:
         self._numerics: Numerics = numerics
         self._is_breakable = is_breakable
         self._counters = Counters()
-        self._rungs: dict[tuple[int, int, bool], Served] = {}
+        self._kinds: dict[bool, Served] = {}  # with media and without; each holds its rungs
+        self._rungs: set[tuple[int, int, bool]] = set()
 
     def __call__(self, inputs: Inputs, max_query_length: int) -> tuple[Tensor, Tensor]:
         """Tokens and logits of padded inputs; valid until the next step."""
-        served = self._rungs.get(_shape_of(inputs))
         how = {"max_query_length": max_query_length}
         with using_numerics(self._numerics):
-            if served is None:
+            if _shape_of(inputs) not in self._rungs:
                 return self._direct(inputs, how)
+            served = self._kinds[inputs.sources is not None]
             result: tuple[Tensor, Tensor] = served.call(_given(inputs), how, borrow=True)
             return result
 
@@ -140,36 +141,48 @@ class RecordedStep:
             return False
         how = {"max_query_length": max_query_length}
         given = _given(inputs)
-        region = Region(
-            f"{self._name} of {inputs.ids.shape[0]}",
-            self._step.run,
-            uploads=frozenset(range(NUM_UPLOADED + (inputs.sources is not None))),
-            state=(self._step.cache, *self._step.slots.state),
-            gate_inputs=[(given, how)],
-            is_private=True,
-            is_timed=False,
-            is_breakable=self._is_breakable,
-        )
-        served = self._runner.serve(region, self._config, self._counters)
+        served = self._kind_of(inputs)
         try:
             with using_numerics(self._numerics):
-                entry = served.record(given, how)
+                entry = served.record(given, how, gate_calls=[GateCall(given, how)])
         except RecordingRefused as refused:
-            log.warning("%s is served directly: %s", region.name, refused)
+            rows = inputs.ids.shape[0]
+            log.warning("%s of %d is served directly: %s", self._name, rows, refused)
             entry = None
         if entry is not None:
-            self._rungs[_shape_of(inputs)] = served
+            self._rungs.add(_shape_of(inputs))
         return entry is not None
+
+    def _kind_of(self, inputs: Inputs) -> Served:
+        """One region for all rungs with media, one for those without: what their first recording
+        shows of the code is not looked at again.
+        """
+        assert self._runner is not None
+        has_media = inputs.sources is not None
+        if has_media not in self._kinds:
+            region = Region(
+                f"{self._name} with media" if has_media else self._name,
+                self._step.run,
+                uploads=frozenset(range(NUM_UPLOADED + has_media)),
+                state=(self._step.cache, *self._step.slots.state),
+                gate_inputs=[],
+                is_private=True,
+                is_timed=False,
+                is_breakable=self._is_breakable,
+            )
+            self._kinds[has_media] = self._runner.serve(region, self._config, self._counters)
+        return self._kinds[has_media]
 
     def stats(self) -> Stats | None:
         """How steps were served; ``None`` where nothing is recorded."""
-        served = list(self._rungs.values())
+        served = list(self._kinds.values())
         return self._runner.stats(*served) if self._runner is not None and served else None
 
     def close(self) -> None:
         """Free the recordings."""
-        for served in self._rungs.values():
+        for served in self._kinds.values():
             served.close()
+        self._kinds.clear()
         self._rungs.clear()
 
     def free_cache(self) -> None:

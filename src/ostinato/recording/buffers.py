@@ -132,8 +132,9 @@ class StaticInputs:
         """Copy the given part and fill what the last call left beyond it."""
         static = self.tensors[i]
         real = static
-        for dim in self._growth[i]:
-            real = real.narrow(dim, 0, given.shape[dim])
+        if given.shape != static.shape:
+            for dim in self._growth[i]:
+                real = real.narrow(dim, 0, given.shape[dim])
         real.copy_(given, non_blocking=True)
         if i in self._buffers:
             self._clean(self._buffers[i], static, given.shape[0], self._growth[i][0], sizes)

@@ -67,9 +67,19 @@ class Entry:
         """Load, replay, write back, and give the caller its result. Nothing waits for
         the device.
         """
-        self.hits += 1
+        self.launch(tensors)
+        return self.take(tensors, sizes, borrow=borrow)
+
+    def launch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Enqueue the copies of a call's inputs and the replay."""
         self.inputs.load(tensors, self.rung)
         self.recorded.replay()
+
+    def take(
+        self, tensors: Sequence[torch.Tensor], sizes: Mapping[Axis, int] | None, *, borrow: bool
+    ) -> Any:
+        """What the launched call gives its caller, and what it writes to the caller's inputs."""
+        self.hits += 1
         for i in self.writes:
             self._write_back(i, tensors[i])
         if borrow:

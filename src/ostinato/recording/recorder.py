@@ -250,10 +250,10 @@ class Recorder:
 
 
 def _is_known(order: Order) -> bool:
-    """True for a further rung of our own code: it reads what it reads and takes the streams that it
-    takes whatever the size, and that was seen at the first.
+    """True for a further recording of our own code: it reads what it reads and takes the streams
+    that it takes whatever the size, and that was seen at the first.
     """
-    return order.rung is not None and order.region.is_private and order.ledger.is_relied_on
+    return order.region.is_private and order.ledger.is_relied_on
 
 
 def _unless_others_draw(attempt: Callable[[], Probe], host: HostDraws) -> Probe:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import is_grad_enabled, is_inference_mode_enabled
 
 from ostinato.errors import RecordingRefused, RouteUnavailable, UnkeyableArgument
 from ostinato.recording import gate, tree
@@ -163,7 +164,11 @@ class Served:
         try:
             if not entry.is_alive:
                 return self.call_directly("the recording was evicted", direct)
-            result = self._replay(entry, tensors, sizes, route, borrow=False)
+            self._launch(entry, tensors)
+            # asked while the device is at work: what it does then is not handed out
+            if entry.key.modes != numeric_modes(self._device_type):
+                return self.call_directly("recorded in another mode", direct)
+            result = self._take(entry, tensors, sizes, route, borrow=False)
             self.counters.count_rows(*self._rows_of(entry, sizes))
             return result
         finally:
@@ -174,7 +179,7 @@ class Served:
             return "forced"
         if entry.key.generation != (generation, verdicts.number):
             return "what the region reads has changed"
-        if entry.key.modes != numeric_modes(self._device_type):
+        if entry.key.modes[:2] != (is_inference_mode_enabled(), is_grad_enabled()):
             return "recorded in another mode"
         if entry.key.modes[1] and self.ledger.requires_grad():
             return "a gradient may be needed"
@@ -218,10 +223,25 @@ class Served:
         borrow: bool,
     ) -> Any:
         """Replay under the lane's lock, which the caller holds."""
+        self._launch(entry, tensors)
+        return self._take(entry, tensors, sizes, route, borrow=borrow)
+
+    def _launch(self, entry: Entry, tensors: Sequence[torch.Tensor]) -> None:
         self._join()
         if entry.is_random:
             self._lane.backend.join_random()
-        result = entry.serve(tensors, sizes, borrow=borrow)
+        entry.launch(tensors)
+
+    def _take(
+        self,
+        entry: Entry,
+        tensors: Sequence[torch.Tensor],
+        sizes: Sizes | None,
+        route: Route,
+        *,
+        borrow: bool,
+    ) -> Any:
+        result = entry.take(tensors, sizes, borrow=borrow)
         if route is EXACT:
             self.counters.count_exact()
         else:

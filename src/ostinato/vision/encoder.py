@@ -234,14 +234,18 @@ class Encoder:
         """(T, patch_width) on the tower's device in its dtype; host values through
         pinned memory.
         """
-        width = self.config.patch_width
+        width, device, dtype = self.config.patch_width, self.device, self.dtype
+        if len(parts) == 1:
+            only = parts[0]
+            is_ready = only.dtype == dtype and only.device == device
+            if is_ready and only.dim() == 2 and only.shape[1] == width:
+                return only
         for part in parts:
             if part.dim() != 2 or part.shape[1] != width or not part.is_floating_point():
                 raise InputError(
                     f"patches are {part.dtype} {tuple(part.shape)}; expected floating (patches, "
                     f"{width})"
                 )
-        device, dtype = self.device, self.dtype
         if device.type == "cuda" and not any(part.is_cuda for part in parts):
             staged = torch.empty(layout.num_patches, width, dtype=dtype, pin_memory=True)
             torch.cat(tuple(parts), out=staged) if _has(parts, dtype) else _fill(staged, parts)
@@ -249,10 +253,19 @@ class Encoder:
         moved = [part.to(device, dtype) for part in parts]
         return moved[0] if len(moved) == 1 else torch.cat(moved)
 
-    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Record the whole ladder, largest first, so that no request ever waits for a recording."""
+    def warm_up(
+        self,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        is_brief: bool = False,
+    ) -> None:
+        """Record the whole ladder, largest first, so that no request ever waits for a recording.
+
+        ``is_brief``: for batches of up to eight images and frames; what larger ones need is
+        recorded between requests, once it is wanted.
+        """
         with torch.inference_mode():
-            self._recorded.warm_up(progress)
+            self._recorded.warm_up(progress, is_brief=is_brief)
 
     def stats(self) -> Stats:
         """How calls were served, what is recorded, what it holds."""

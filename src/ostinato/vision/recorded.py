@@ -35,7 +35,7 @@ from ostinato.vision.packing import Load, OneByOne, Packer
 from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
 from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
-from ostinato.vision.rungs import exact_rung, has_same_kernels
+from ostinato.vision.rungs import SEGMENT_CAPACITIES, exact_rung, has_same_kernels
 from ostinato.vision.tower import Tower
 from ostinato.vision.work import Work
 
@@ -208,17 +208,25 @@ class RecordedTower:
 
     # -- recording ------------------------------------------------------------------------------
 
-    def warm_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Record every rung, largest first; ``progress(done, total)`` after each.
+    def warm_up(
+        self,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        is_brief: bool = False,
+    ) -> None:
+        """Record every rung, largest first; ``progress(done, total)`` after each. ``is_brief``:
+        only those for few segments; the others are recorded once they are wanted.
 
         A rung that is refused is left out; why is in the log and in ``stats().refusals``. Exact
         sizes (``mode="exact"``) are not known before they come.
         """
         if self._config.mode in ("off", "exact"):
             return
-        for done, rung in enumerate(self._rungs, 1):
+        few = min(SEGMENT_CAPACITIES)
+        rungs = [r for r in self._rungs if r.num_segments <= few or not is_brief]
+        for done, rung in enumerate(rungs, 1):
             self.record(rung)
-            progress(done, len(self._rungs))
+            progress(done, len(rungs))
 
     def entry_of(self, rung: Rung) -> Entry | None:
         """The recording of a rung, if there is one in service."""

@@ -106,11 +106,13 @@ def load_chat(
         graph=graph,
         numerics=numerics,
         top_patches=top_patches or (CPU_PATCHES if where.type == "cpu" else TOP_PATCHES),
-        warm_up=warm_up,
+        warm_up=False,
         workers=workers,
         limits=limits,
     )
     try:
+        if warm_up:
+            encoder.warm_up(is_brief=True)
         vision = encoder.config
         if vision.out_width != decoder.config.width:
             raise WeightsError(

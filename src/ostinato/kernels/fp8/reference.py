@@ -75,11 +75,14 @@ def fp8_swiglu(packed: torch.Tensor, bias: torch.Tensor | None, activation: str)
 
 
 def gelu_tolerance(expected: Sequence[torch.Tensor], args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """As ``tolerance``, and 8 fp32 units of the input, by which torch's own 1 + tanh is off."""
+    """As ``tolerance``, and 8 fp32 units of the input, by which torch's own 1 + tanh is off, and
+    one step of the subnormals of x's dtype, to which GELU is rounded first.
+    """
     x, bias, _ = args
+    step = torch.finfo(x.dtype).tiny * torch.finfo(x.dtype).eps
     values, scales = tolerance(expected, args)
     size = 8 * FP32_EPS * (x.float().abs() if bias is None else x.float().abs() + bias.abs())
-    size = pad(size, (0, 0, 0, -x.shape[0] % ROW_MULTIPLE))
+    size = pad(size + step, (0, 0, 0, -x.shape[0] % ROW_MULTIPLE))
     return [values + size / expected[1], scales + size.amax(-1, keepdim=True) / LARGEST]
 
 
