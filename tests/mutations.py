@@ -346,11 +346,7 @@ def _never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 def _never_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.entry import Entry
 
-    def serve(self: Entry, tensors: Any, sizes: Any, *, borrow: bool) -> Any:
-        self.recorded.replay()
-        return self.results.hand_out(tensors)
-
-    monkeypatch.setattr(Entry, "serve", serve)
+    monkeypatch.setattr(Entry, "launch", lambda self, tensors: self.recorded.replay())
 
 
 @mutation("buffers.padding_keeps_the_last_call")
@@ -642,10 +638,10 @@ def _the_tail_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def _every_call_borrows(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.entry import Entry
 
-    original = Entry.serve
+    original = Entry.take
     monkeypatch.setattr(
         Entry,
-        "serve",
+        "take",
         lambda self, tensors, sizes, *, borrow: original(self, tensors, sizes, borrow=True),
     )
 

@@ -62,6 +62,6 @@ def num_pieces(prefill: Prefill) -> set[int]:
     """Of every recording."""
     return {
         entry.recorded.num_pieces
-        for served in prefill.recorded._rungs.values()
+        for served in prefill.recorded._kinds.values()
         for entry in served.recordings.entries()
     }
