@@ -9,6 +9,7 @@ once. Replays run on the caller's own stream; what orders two of them is ``join`
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from ostinato import state
 from ostinato.errors import CaptureFailed, RecordingRefused
-from ostinato.recording import cuda_census, cuda_heal, cuda_sync
+from ostinato.recording import cuda_census, cuda_heal, cuda_pools, cuda_sync
 from ostinato.recording.backend import Body
 from ostinato.recording.collecting import collection_held_off
 from ostinato.recording.cuda_breakable import BreakableCapture, is_installed
@@ -34,6 +35,7 @@ class CudaPool:
     def __init__(self, backend: CudaBackend) -> None:
         self._backend = backend
         self._pool: Any = torch.cuda.MemPool()
+        self._leave = weakref.finalize(self, cuda_pools.leave, self._pool)
 
     def warm_up(self, body: Body) -> Any:
         return self._run(body)
@@ -88,6 +90,8 @@ class CudaPool:
 
     def close(self) -> None:
         self._pool = None
+        self._leave()
+        cuda_pools.give_back()
 
 
 _spare_streams: dict[int, list[torch.cuda.Stream]] = {}
@@ -120,6 +124,7 @@ class CudaBackend:
             self.bytes_per_node = cuda_census.bytes_per_node(self.device)
 
     def open_pool(self) -> CudaPool:
+        cuda_pools.give_back()
         return CudaPool(self)
 
     def join(self) -> None:

@@ -46,15 +46,15 @@ def test_a_chunk_is_two_replays_and_the_second_reads_what_the_first_left(
     policy: ActionPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed: list[Entry] = []
-    honest = Entry.serve
+    honest = Entry.launch
 
-    def serve(self: Entry, *args: Any, **kwargs: Any) -> Any:
+    def launch(self: Entry, tensors: Any) -> None:
         replayed.append(self)
-        return honest(self, *args, **kwargs)
+        honest(self, tensors)
 
     policy.infer(tiny.observation())
     policy.wait_idle()
-    monkeypatch.setattr(Entry, "serve", serve)
+    monkeypatch.setattr(Entry, "launch", launch)
     policy.infer(tiny.observation(seed=5))
     observation, loop = replayed
     left: list[torch.Tensor] = []

@@ -1,0 +1,78 @@
+"""Pools are destroyed while nothing is captured, whoever drops them and whenever."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.recording import cuda, cuda_pools
+
+
+class Pool:
+    """Stands in for ``torch.cuda.MemPool``."""
+
+    id = (0, 1)
+
+
+class Allocator:
+    """Stands in for torch's: it refuses to look through its memory during a capture."""
+
+    def __init__(self) -> None:
+        self.is_capturing = False
+        self.num_flushed = 0
+
+    def empty_cache(self) -> None:
+        if self.is_capturing:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+        self.num_flushed += 1
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocator]:
+    made = Allocator()
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    monkeypatch.setattr(torch._C, "_cuda_emptyCache", made.empty_cache, raising=False)
+    yield made
+    made.is_capturing = False
+    cuda_pools.give_back()
+
+
+def make() -> tuple[cuda.CudaPool, weakref.ref[Any]]:
+    backend: Any = object()
+    pool = cuda.CudaPool(backend)
+    return pool, weakref.ref(pool._pool)
+
+
+def test_a_closed_pool_is_destroyed_at_once(allocator: Allocator) -> None:
+    pool, destroyed = make()
+    pool.close()
+    assert destroyed() is None and allocator.num_flushed == 1
+    cuda_pools.give_back()
+    assert allocator.num_flushed == 1  # nothing was left
+
+
+def test_no_pool_is_destroyed_while_somebody_captures(allocator: Allocator) -> None:
+    pool, closed = make()
+    allocator.is_capturing = True
+    pool.close()
+    dropped = make()[1]
+    gc.collect()
+    assert closed() is not None and dropped() is not None
+    allocator.is_capturing = False
+    cuda_pools.give_back()
+    assert closed() is None and dropped() is None
+
+
+def test_a_pool_that_is_collected_as_garbage_is_left_to_the_next_call(allocator: Allocator) -> None:
+    pool, destroyed = make()
+    pool.cycle = pool  # type: ignore[attr-defined]
+    del pool
+    gc.collect()
+    assert destroyed() is not None
+    make()[0].close()
+    assert destroyed() is None
