@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
 from ostinato.errors import OstinatoError
+from ostinato.version import installed_version
 
 app = typer.Typer(
     name="ostinato",
@@ -28,7 +28,7 @@ app = typer.Typer(
 def print_version(is_wanted: bool) -> None:
     """Print the version and leave."""
     if is_wanted:
-        typer.echo(f"ostinato {version('ostinato')}")
+        typer.echo(f"ostinato {installed_version()}")
         raise typer.Exit
 
 

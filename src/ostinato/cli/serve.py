@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from ostinato.cli import flags
 from ostinato.errors import ConfigError
+from ostinato.version import installed_version
 
 if TYPE_CHECKING:
     from ostinato.cli.config import Settings
@@ -163,7 +163,7 @@ def serve(
     )
     chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
     part = ", the vision encoder alone" if kind == "encoder" and not encoder_only else ""
-    typer.echo(f"ostinato {version('ostinato')}: {model}{part} on {chosen}")
+    typer.echo(f"ostinato {installed_version()}: {model}{part} on {chosen}")
     is_greeting = not skip_server_warmup
     if kind == "policy":
         status = _run_policy(model, settings, robots, chosen, once, is_greeting)

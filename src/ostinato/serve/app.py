@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, FastAPI
 
@@ -19,14 +18,7 @@ from ostinato.serve.models import models_router
 from ostinato.serve.pooling.routes import pooling_router
 from ostinato.serve.service import Service
 from ostinato.serve.settings import ServerSettings
-
-
-def installed_version() -> str:
-    """The version of the installed distribution."""
-    try:
-        return version("ostinato")
-    except PackageNotFoundError:
-        return "unknown"
+from ostinato.version import installed_version
 
 
 def build_app(service: Service, settings: ServerSettings) -> FastAPI:
