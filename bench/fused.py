@@ -3,8 +3,9 @@
 Ours goes from patches on the device to results of its own, by its exact recording. ``variants``:
 ``fast`` (everything this machine has), ``plain`` (without FA3 and cuDNN attention), ``reference``
 (bit-exact operators only), ``fp8``. Peers run in turns with ours: transformers with sdpa and flash
-attention, and where ``--compile`` names a mode, ``torch.compile`` of it at three sizes (first calls
-take minutes). Published sizes, random bf16 weights, wall medians on an idle device.
+attention; where ``--compile`` names a mode, ``torch.compile`` of it at three sizes follows in a
+process of its own (first calls take minutes). Published sizes, random bf16 weights, wall medians
+on an idle device.
 
     python -m bench.fused [--family qwen3_vl|qwen2_5_vl] [--variants fast,plain] [--cases 224x224,…]
                           [--compile default,reduce-overhead] [--repeats 20] [--out FILE] [--dry]
@@ -13,6 +14,8 @@ take minutes). Published sizes, random bf16 weights, wall medians on an idle dev
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -106,6 +109,9 @@ def measure(setting: Setting, options: argparse.Namespace, report: Report) -> No
     settings = {v: with_tower_of(setting, v) for v in options.variants.split(",")}
     for name, grids in cases.items():
         report.section(name, lambda n=name, g=grids: one_case(settings, options, n, g))
+    if options.compile:
+        report.section("compiled", lambda: compiled_apart(options))
+    report.section("to_best_peer", lambda: to_best_peer(report.rows))
     # last: a profiler leaves later launches of a process slower
     report.section("kernels", lambda: kernels_of(settings, cases))
 
@@ -148,25 +154,12 @@ def one_case(
     configs = peer.configs_of(setting.peer)
     for attention in ("sdpa", "flash"):
         calls[f"transformers_{attention}_ms"] = peer_call(setting, configs, attention, x, grid)
-    modes = options.compile.split(",") if options.compile and name in COMPILED else []
-    for mode in modes:
-        peer.use_attention(configs, "flash")
-        begin = time.perf_counter()
-        made = peer.compiled(
-            setting.peer, grid, mode, backend="eager" if options.dry else "inductor"
-        )
-        for _ in range(3):
-            made(x)
-        synchronize(setting.device)
-        row[f"{mode}_first_seconds"] = round(time.perf_counter() - begin, 1)
-        calls[f"compile_{mode}_ms"] = compiled_call(configs, made, x)
     times = medians_ms(calls, setting.device, options.repeats)
     row |= times
-    peers = ("transformers_sdpa_ms", "transformers_flash_ms", *(f"compile_{m}_ms" for m in modes))
-    best = min(times[name] for name in peers)
+    best = min(times["transformers_sdpa_ms"], times["transformers_flash_ms"])
     for variant, one in ours.items():
         found = row["variants"][variant]
-        found["to_best_peer"] = round(times[f"{variant}_ms"] / best, 4)
+        found["to_transformers"] = round(times[f"{variant}_ms"] / best, 4)
         found |= bare_replay_ms(one.recorded, grids, setting.device)
         one.close()
     print(name, {k: v for k, v in row.items() if k != "variants"}, flush=True)
@@ -199,12 +192,30 @@ def peer_call(
     return call
 
 
-def compiled_call(configs: list[Any], made: Callable[[Any], Any], x: torch.Tensor) -> Any:
-    def call() -> Any:
-        peer.use_attention(configs, "flash")  # what was traced: a guard looks at it
-        return made(x)
+def compiled_apart(options: argparse.Namespace) -> dict[str, Any]:
+    """``torch.compile`` of transformers' tower at three sizes, in a process of its own."""
+    cases = [name for name in options.cases if name in COMPILED]
+    command = [sys.executable, "-m", "bench.peers.compiled_vision", "--family", options.family]
+    command += ["--modes", options.compile, "--cases", ",".join(cases)]
+    command += ["--depth", str(options.depth)] if options.depth else []
+    command += ["--dry"] if options.dry else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-800:])
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
 
-    return call
+
+def to_best_peer(rows: dict[str, Any]) -> dict[str, Any]:
+    """By case and variant: ours over the best of transformers and its compiled forms."""
+    found: dict[str, Any] = {}
+    for name in (name for name in rows if name in ALL_CASES):
+        row = rows[name]
+        compiled = rows.get("compiled", {}).get(name, {}).values()
+        theirs = [one["ms"] for one in compiled if "ms" in one]
+        best = min([row["transformers_sdpa_ms"], row["transformers_flash_ms"], *theirs])
+        found[name] = {v: round(row[f"{v}_ms"] / best, 4) for v in row["variants"]}
+    return found
 
 
 def main() -> int:

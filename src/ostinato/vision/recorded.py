@@ -44,6 +44,11 @@ UNTIMED_CALL = 1000.0
 few calls.
 """
 
+SURE = 0.98
+"""A rung is to take at most this share of a direct call's time: both are estimated, and where the
+GPU is the slower side a direct call is the safe choice.
+"""
+
 _REASONS = ("padded", "recorded")
 
 HOST_LAYOUT_BYTES = 64 << 20
@@ -361,7 +366,7 @@ class RecordedTower:
         if measured is not None:
             share = self._work.share(rows, load.num_pairs, rows * rows)
             launched = min(measured, self._direct_times.estimate(0) or measured)
-            return max(measured * share, launched) * _beyond(rows, self._largest_timed)
+            return SURE * max(measured * share, launched) * _beyond(rows, self._largest_timed)
         once = UNTIMED_CALL * _beyond(rows, self._axis.top)
         return 10 * (once + rows) if self._entries else once
 

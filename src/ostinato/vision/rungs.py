@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil
 
 from ostinato.errors import ConfigError
@@ -20,6 +21,10 @@ WINDOW_SLACK = 1.5
 partial windows.
 """
 
+FINE_PATCHES = 4096
+"""From here on a call's time is the GPU's, so padding costs in proportion: for few segments there
+is another rung between each two."""
+
 BOTTOM_PATCHES = 64
 TOP_PATCHES = 16_384
 
@@ -31,7 +36,8 @@ def tower_rungs(
     ratio: float = 1.25,
     bottom: int = BOTTOM_PATCHES,
 ) -> list[Rung]:
-    """The rungs of a tower, largest first: a geometric ladder of patches, few and many segments.
+    """The rungs of a tower, largest first: a geometric ladder of patches, few and many segments;
+    twice as fine above ``FINE_PATCHES``, for few.
 
     ``top`` and ``bottom`` in patches; sizes are multiples of four tokens where the step allows.
     Raises ``ConfigError`` for a top below one token.
@@ -45,10 +51,19 @@ def tower_rungs(
         ratio=ratio,
     )
     sizes = [min(size * 4 * unit, top // unit * unit) for size in ladder.rungs]
+    between = {
+        ceil((small * large) ** 0.5 / (4 * unit)) * 4 * unit
+        for small, large in pairwise(sorted(set(sizes)))
+        if small >= FINE_PATCHES
+    }
+    capacities = dict.fromkeys(sizes, SEGMENT_CAPACITIES)
     return [
         rung_of(config, size, segments)
-        for size in sorted(set(sizes), reverse=True)
-        for segments in sorted({min(s, size // unit) for s in SEGMENT_CAPACITIES}, reverse=True)
+        for size in sorted({*sizes, *between}, reverse=True)
+        for segments in sorted(
+            {min(s, size // unit) for s in capacities.get(size, SEGMENT_CAPACITIES[:1])},
+            reverse=True,
+        )
     ]
 
 
