@@ -11,6 +11,7 @@ from ostinato.layers.fp8 import Fp8Linear
 from ostinato.layers.linear import Linear
 from ostinato.vision.encoder import Encoder
 from ostinato.vision.load import check_fp8_card, load_tower
+from ostinato.vision.recorded import FP8_TOLERANCE
 from ostinato.vision.tower import Tower
 from tests.vision.encoders import TINY, make, patches_for, settle
 
@@ -79,3 +80,12 @@ def test_refusals_say_why() -> None:
     with pytest.raises(ConfigError, match=r"capability 8\.9 or newer.*; A100 has 8\.0"):
         check_fp8_card("A100", (8, 0))
     check_fp8_card("L4", (8, 9))
+
+
+def test_recordings_of_an_fp8_tower_may_be_as_far_from_unpadded_calls_as_e4m3_makes_them() -> None:
+    name = "tiny-qwen3-vl"
+    plain = make(load_tower(name, dtype=torch.bfloat16).eval())[1]
+    ours = make(fp8_tower(name))[1]
+    chosen = make(fp8_tower(name), tolerance=0.01)[1]
+    found = [one._served.config.tolerance for one in (plain, ours, chosen)]
+    assert found == [None, FP8_TOLERANCE, 0.01]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, using_numerics
+from ostinato.layers.fp8 import Fp8Linear
 from ostinato.recording.admission import DirectTimes
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
@@ -42,6 +43,11 @@ from ostinato.vision.work import Work
 UNTIMED_CALL = 1000.0
 """Without a clock (the tape) a call costs this many rows, so that packing still prefers
 few calls.
+"""
+
+FP8_TOLERANCE = 0.15
+"""Largest relative distance of a padded from an unpadded call in E4M3: sums in another order move
+values over rounding steps of 6 %. Random weights of 32 layers have been seen 0.08 apart.
 """
 
 SURE = 0.98
@@ -78,6 +84,8 @@ class RecordedTower:
         self.device = runner.device
         self.dtype = next(tower.parameters()).dtype
         self._runner = runner
+        if config.tolerance is None and any(isinstance(m, Fp8Linear) for m in tower.modules()):
+            config = replace(config, tolerance=FP8_TOLERANCE)
         self._config = config
         self._rungs = list(rungs)
         self._axis = Axis("patches", top=max(r.num_patches for r in rungs))
