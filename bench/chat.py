@@ -4,11 +4,11 @@ Qwen3-VL-8B's published sizes, random weights drawn on the GPU and shared by our
 A request goes from a PIL image and text to tokens, in this process; its image is new each time, so
 nothing is found in a cache. Bytes stand in for the published tokenizer on both sides.
 
-``start``: seconds to ready, but for reading files, of a first and of a second start. ``first_token``: from the call to the first
-token, the image's preparation included. ``decode``: milliseconds for each further token, alone.
-``load``: clients that ask again as soon as they are answered, images of mixed sizes. ``backends``:
-start, memory and first token of each way to record a prefill, on few rungs; ``numerics``: what
-"invariant" costs. Medians, variants in turns.
+``start``: seconds to ready, but for reading files, of a first and of a second start.
+``first_token``: from the call to the first token, the image's preparation included. ``decode``:
+milliseconds for each further token, alone. ``load``: clients that ask again as soon as they are
+answered, images of mixed sizes. ``backends``: start, memory and first token of each way to record
+a prefill, on few rungs; ``numerics``: what "invariant" costs. Medians, variants in turns.
 
     python -m bench.chat [--sections start,first_token,decode,load,backends,numerics] [--layers N]
                          [--backends full,breakable,tc_piecewise,disabled] [--no-peer]
