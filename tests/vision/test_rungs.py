@@ -59,14 +59,14 @@ def test_what_packing_puts_on_a_rung_fits_it(grids: list) -> None:  # type: igno
         _, recorded = make(tower_of(name))
         layouts, load = recorded.layouts, Load(0, 0, 0, 0)
         for grid in grids:
-            load = load.plus(recorded.load_of(layouts.item_size(grid)))
+            load = load.plus(recorded.estimates.load_of(layouts.item_size(grid)))
         layout = layouts.exact(grids)
         assert load.num_segments == layout.size.num_segments
         for rung in [*recorded._rungs, exact_rung(layouts.config, layout.size)]:
-            timed = recorded.timed(rung, 1.0)
+            timed = recorded.estimates.timed(rung, 1.0)
             if timed.holds(load):
                 assert fits(layout, rung)
-        assert recorded.timed(exact_rung(layouts.config, layout.size), 1.0).holds(load)
+        assert recorded.estimates.timed(exact_rung(layouts.config, layout.size), 1.0).holds(load)
 
 
 def test_a_rung_leaves_a_segment_to_the_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_rung_leaves_a_segment_to_the_padding(monkeypatch: pytest.MonkeyPatch)
         _, recorded = make(tower_of("tiny-qwen3-vl"))
         layout = recorded.layouts.exact([(8, 2, 4)])
         rung = next(r for r in recorded._rungs if (r.num_patches, r.num_segments) == (128, 8))
-        load = recorded.load_of(layout.size)
-        assert recorded.timed(rung, 1.0).holds(load) == fits(layout, rung)
+        load = recorded.estimates.load_of(layout.size)
+        assert recorded.estimates.timed(rung, 1.0).holds(load) == fits(layout, rung)
 
     assert_fails_under("packing.the_tail_takes_nothing", run, monkeypatch)

@@ -216,7 +216,7 @@ class Encoder:
         if known is not None and known.packer is packer:
             return known
         packing = packer.pack(
-            [recorded.load_of(recorded.layouts.item_size(grid)) for grid in grids]
+            [recorded.estimates.load_of(recorded.layouts.item_size(grid)) for grid in grids]
         )
         calls = tuple(
             recorded.prepare(

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, using_numerics
 from ostinato.layers.fp8 import Fp8Linear
-from ostinato.recording.admission import DirectTimes
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
 from ostinato.recording.growth import Length
@@ -29,30 +28,20 @@ from ostinato.recording.stats import Route, Stats
 from ostinato.vision.bounded import BoundedCache
 from ostinato.vision.contract import EncoderOutput, Grid, Layout, Rung
 from ostinato.vision.demand import Demand
+from ostinato.vision.estimates import Estimates
 from ostinato.vision.examples import example_layouts
 from ostinato.vision.host_layout import HostLayout
 from ostinato.vision.layout import Layouts
 from ostinato.vision.packing import Load, OneByOne, Packer
-from ostinato.vision.packing import Rung as TimedRung
 from ostinato.vision.padding import fits
 from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
 from ostinato.vision.rungs import SEGMENT_CAPACITIES, exact_rung, has_same_kernels
 from ostinato.vision.tower import Tower
 from ostinato.vision.work import Work
 
-UNTIMED_CALL = 1000.0
-"""Without a clock (the tape) a call costs this many rows, so that packing still prefers
-few calls.
-"""
-
 FP8_TOLERANCE = 0.15
 """Largest relative distance of a padded from an unpadded call in E4M3: sums in another order move
 values over rounding steps of 6 %. Random weights of 32 layers have been seen 0.08 apart.
-"""
-
-SURE = 0.98
-"""A rung is to take at most this share of a direct call's time: both are estimated, and where the
-GPU is the slower side a direct call is the safe choice.
 """
 
 _REASONS = ("padded", "recorded")
@@ -90,10 +79,12 @@ class RecordedTower:
         self._rungs = list(rungs)
         self._axis = Axis("patches", top=max(r.num_patches for r in rungs))
         self._entries: dict[Rung, Entry] = {}
-        self._direct_times = DirectTimes()
-        self._work = Work.of(tower, tower.config)
+        self.estimates = Estimates(
+            Work.of(tower, tower.config),
+            window=tower.config.max_window_patches,
+            top=self._axis.top,
+        )
         self._timed_us: dict[tuple[Grid, ...], float] = {}
-        self._largest_timed = 0
         self._host: BoundedCache[tuple[object, Rung], HostLayout] = BoundedCache(HOST_LAYOUT_BYTES)
         # every recording is a rung here, an exact one too: packing has chosen before a call
         one_by_one = config if config.mode == "off" else replace(config, mode="ladder")
@@ -279,9 +270,7 @@ class RecordedTower:
             if entry.direct_us is not None:
                 self._timed_us[examples[0].grids] = entry.direct_us
                 if rung.max_segment >= rung.num_patches:
-                    size = first.args[0].shape[0]
-                    self._direct_times.add(size, entry.direct_us)
-                    self._largest_timed = max(self._largest_timed, size)
+                    self.estimates.add_direct(first.args[0].shape[0], entry.direct_us)
             self._plan = self._new_plan()
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:
@@ -330,53 +319,16 @@ class RecordedTower:
             self._plan = self._new_plan()
             return self._plan[0]
 
-    def load_of(self, size: Rung) -> Load:
-        """What an item takes of a rung; windows as the rows that they leave unused."""
-        spare = _spare_rows(size, self._window)
-        num_pairs = size.num_segments * size.max_segment**2
-        return Load(size.num_patches, size.num_segments, spare, 1, size.max_segment, num_pairs)
-
-    @property
-    def _window(self) -> int:
-        return self.tower.config.max_window_patches
-
     def _new_plan(self) -> tuple[Packer, tuple[Entry, ...]]:
         self._entries = {rung: e for rung, e in self._entries.items() if e.is_alive}
+        timed = self.estimates.timed
         if self._is_invariant:
-            ladder = [self.timed(rung, None) for rung in self._rungs]
-            return OneByOne(ladder), tuple(self._entries.values())
-        timed = [self.timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
-        return Packer(timed, self._direct_us), tuple(self._entries.values())
-
-    def timed(self, rung: Rung, recorded_us: float | None) -> TimedRung:
-        """A rung as packing knows it. The tail takes a segment, and a window that need not be
-        full. A rung of short segments is for calls that fill it: a tail might take several.
-        """
-        spare = _spare_rows(rung, self._window)
-        rows, longest = rung.num_patches, rung.max_segment
-        num_pairs = rows * longest  # of the first example, which it is timed with
-        capacity = Load(rows, rung.num_segments, spare, 1 << 30, longest, num_pairs)
-        tail = Load(0, 1, max(self._window - 1, 0), 0)
-        can_pad = longest >= rows
-        if recorded_us is None:
-            return TimedRung(capacity, UNTIMED_CALL + rows, tail, can_pad, source=rung)
-        least = self._work.share(rows, 0, num_pairs)
-        pair_us = recorded_us * (1 - least) / num_pairs
-        return TimedRung(capacity, recorded_us, tail, can_pad, rung, pair_us)
+            return OneByOne([timed(rung, None) for rung in self._rungs]), (*self._entries.values(),)
+        rungs = [timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
+        return Packer(rungs, self._direct_us), tuple(self._entries.values())
 
     def _direct_us(self, load: Load) -> float:
-        """Measured between measured sizes; above them, a little more than in proportion, so that
-        large items are not joined to calls that need much memory. Several segments take less than
-        the one that was measured, but never less than launching takes.
-        """
-        rows = load.num_tokens
-        measured = self._direct_times.estimate(rows)
-        if measured is not None:
-            share = self._work.share(rows, load.num_pairs, rows * rows)
-            launched = min(measured, self._direct_times.estimate(0) or measured)
-            return SURE * max(measured * share, launched) * _beyond(rows, self._largest_timed)
-        once = UNTIMED_CALL * _beyond(rows, self._axis.top)
-        return 10 * (once + rows) if self._entries else once
+        return self.estimates.direct_us(load, is_any_recorded=bool(self._entries))
 
     def stats(self) -> Stats:
         return self._runner.stats(self._served)
@@ -392,12 +344,3 @@ class RecordedTower:
 
 def _bounds(rung: Rung) -> dict[str, int]:
     return {"max_segment": rung.max_segment, "max_window": rung.max_window}
-
-
-def _spare_rows(size: Rung, window: int) -> int:
-    """Rows that ``size``'s windows hold beyond its patches: additive over items."""
-    return size.num_windows * window - size.num_patches if window else 0
-
-
-def _beyond(rows: int, limit: int) -> float:
-    return float(max(1.0, rows / limit) ** 1.25)

@@ -1,0 +1,82 @@
+"""What calls of a tower are expected to take: measured times, scaled to a call's rows and segments.
+
+Numbers only: recordings and tensors are elsewhere.
+"""
+
+from __future__ import annotations
+
+from ostinato.recording.admission import DirectTimes
+from ostinato.vision.contract import Rung
+from ostinato.vision.packing import Load
+from ostinato.vision.packing import Rung as TimedRung
+from ostinato.vision.work import Work
+
+UNTIMED_CALL = 1000.0
+"""Without a clock (the tape) a call costs this many rows, so that packing still prefers
+few calls.
+"""
+
+SURE = 0.98
+"""A rung is to take at most this share of a direct call's time: both are estimated, and where the
+GPU is the slower side a direct call is the safe choice.
+"""
+
+
+class Estimates:
+    """``window``: patches of a full attention window, 0 without; ``top``: of the largest rung."""
+
+    def __init__(self, work: Work, *, window: int, top: int) -> None:
+        self._work = work
+        self._window = window
+        self._top = top
+        self._direct = DirectTimes()
+        self._largest = 0
+
+    def add_direct(self, num_patches: int, microseconds: float) -> None:
+        """A direct call of one segment was measured."""
+        self._direct.add(num_patches, microseconds)
+        self._largest = max(self._largest, num_patches)
+
+    def direct_us(self, load: Load, *, is_any_recorded: bool) -> float:
+        """Measured between measured sizes; above them, a little more than in proportion, so that
+        large items are not joined to calls that need much memory. Several segments take less than
+        the one that was measured, but never less than launching takes.
+        """
+        rows = load.num_tokens
+        measured = self._direct.estimate(rows)
+        if measured is not None:
+            share = self._work.share(rows, load.num_pairs, rows * rows)
+            launched = min(measured, self._direct.estimate(0) or measured)
+            return SURE * max(measured * share, launched) * _beyond(rows, self._largest)
+        once = UNTIMED_CALL * _beyond(rows, self._top)
+        return 10 * (once + rows) if is_any_recorded else once
+
+    def load_of(self, size: Rung) -> Load:
+        """What an item takes of a rung; windows as the rows that they leave unused."""
+        num_pairs = size.num_segments * size.max_segment**2
+        spare = self._spare_rows(size)
+        return Load(size.num_patches, size.num_segments, spare, 1, size.max_segment, num_pairs)
+
+    def timed(self, rung: Rung, recorded_us: float | None) -> TimedRung:
+        """A rung as packing knows it. The tail takes a segment, and a window that need not be
+        full. A rung of short segments is for calls that fill it: a tail might take several.
+        """
+        rows, longest = rung.num_patches, rung.max_segment
+        num_pairs = rows * longest  # of the first example, which it is timed with
+        spare = self._spare_rows(rung)
+        capacity = Load(rows, rung.num_segments, spare, 1 << 30, longest, num_pairs)
+        tail = Load(0, 1, max(self._window - 1, 0), 0)
+        can_pad = longest >= rows
+        if recorded_us is None:
+            return TimedRung(capacity, UNTIMED_CALL + rows, tail, can_pad, source=rung)
+        least = self._work.share(rows, 0, num_pairs)
+        pair_us = recorded_us * (1 - least) / num_pairs
+        return TimedRung(capacity, recorded_us, tail, can_pad, rung, pair_us)
+
+    def _spare_rows(self, size: Rung) -> int:
+        """Rows that ``size``'s windows hold beyond its patches: additive over items."""
+        return size.num_windows * self._window - size.num_patches if self._window else 0
+
+
+def _beyond(rows: int, limit: int) -> float:
+    return float(max(1.0, rows / limit) ** 1.25)
