@@ -51,20 +51,22 @@ def tower_rungs(
         ratio=ratio,
     )
     sizes = [min(size * 4 * unit, top // unit * unit) for size in ladder.rungs]
-    between = {
+    between = [
         ceil((small * large) ** 0.5 / (4 * unit)) * 4 * unit
         for small, large in pairwise(sorted(set(sizes)))
-        if small >= FINE_PATCHES
-    }
-    capacities = dict.fromkeys(sizes, SEGMENT_CAPACITIES)
+        if small >= FINE_PATCHES and large >= 1.1 * small
+    ]
     return [
         rung_of(config, size, segments)
         for size in sorted({*sizes, *between}, reverse=True)
-        for segments in sorted(
-            {min(s, size // unit) for s in capacities.get(size, SEGMENT_CAPACITIES[:1])},
-            reverse=True,
-        )
+        for segments in _capacities(size // unit, is_for_many=size in sizes)
     ]
+
+
+def _capacities(most: int, *, is_for_many: bool) -> list[int]:
+    """Segments of the recordings of one size, most first; ``most``: what its patches can make."""
+    capacities = SEGMENT_CAPACITIES if is_for_many else SEGMENT_CAPACITIES[:1]
+    return sorted({min(segments, most) for segments in capacities}, reverse=True)
 
 
 def rung_of(config: VisionConfig, num_patches: int, num_segments: int) -> Rung:
