@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from ostinato.assets.photograph import NAME, clip_bytes, photograph_bytes
 from ostinato.cli.chat import HELP, Chat, run_chat
 from ostinato.cli.chat_greeting import ask, greet_chat
+from ostinato.cli.main import app
 from ostinato.serve.openai.contract import Conversation, Media, Sampling, Text
 from ostinato.serve.settings import ServerSettings
+from tests.serve.openai.chatting import chat as body
 from tests.serve.openai.chatting import server, wait_for
 from tests.serve.openai.stub import StubChat
+from tests.serve.openai.test_life import post, read
 
 
 @pytest.fixture
@@ -103,3 +107,25 @@ def test_the_greeting_chats_with_a_photograph_and_a_video() -> None:
     num_seen = len(photograph_bytes()) + len(clip_bytes())
     assert lines[2].endswith(f"'Turn 5: And this? 2 seen of {num_seen}.'")
     assert lines[0][27:32].strip() == "15"  # of the stub: 10 for the image, 3 words, 2 roles
+
+
+def test_a_greeting_that_finds_no_place_leaves_the_server_to_its_clients() -> None:
+    service = StubChat()
+    service.may_draw.clear()
+    lines: list[str] = []
+    with server(service, max_queued=1) as (port, _):
+        held = post(port, body())
+        wait_for(lambda: len(service.running) == 1)
+        greet_chat(ServerSettings(port=port), lines.append)
+        service.may_draw.set()
+        assert read(held)[0] == 200
+    assert lines == ["clients are being served already: the greeting ends here"]
+
+
+def test_an_image_that_is_not_there_ends_the_command_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
+    flags = ["chat", "--model", "no-such-model", "--image", str(tmp_path / "none.png")]
+    result = CliRunner().invoke(app, flags)
+    assert result.exit_code != 0
+    assert "none.png; expected a file that exists" in str(result.exception or result.output)

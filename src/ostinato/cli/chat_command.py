@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ostinato.cli import flags
+from ostinato.errors import ConfigError
 
 
 def chat(
@@ -32,6 +33,9 @@ def chat(
     from ostinato.cli.config import EncoderSettings, resolve_settings
     from ostinato.cli.device import resolve_device
 
+    for path in image or ():
+        if not path.is_file():
+            raise ConfigError(f"--image is {path}; expected a file that exists")
     settings = resolve_settings(
         device=device,
         is_recording_on=not disable_cuda_graph,

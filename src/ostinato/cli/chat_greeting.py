@@ -14,6 +14,10 @@ from ostinato.serve.settings import ServerSettings
 MAX_TOKENS = 16
 
 
+class Busy(RuntimeError):
+    """Clients have taken every place before the greeting came."""
+
+
 def ask(settings: ServerSettings, messages: list[dict[str, Any]]) -> tuple[str, int, float, float]:
     """One stream over the loopback, as a client would send it: the text, tokens of the prompt,
     milliseconds to the first token and to the last.
@@ -35,6 +39,8 @@ def ask(settings: ServerSettings, messages: list[dict[str, Any]]) -> tuple[str, 
         response = connection.getresponse()
         if response.status != 200:
             text = response.read().decode(errors="replace")
+            if response.status == 503:
+                raise Busy
             raise RuntimeError(f"the server answered {response.status}: {text}")
         for line in response:
             if not line.startswith(b"data: {"):
@@ -51,7 +57,7 @@ def ask(settings: ServerSettings, messages: list[dict[str, Any]]) -> tuple[str, 
 
 
 def greet_chat(settings: ServerSettings, echo: Echo) -> None:
-    """Chat for three turns, and print what was said and how long it took."""
+    """Chat for three turns, and print what was said and how long it took; clients go first."""
     photograph = data_url(photograph_bytes(), "image/jpeg")
     clip = data_url(clip_bytes(), "video/mp4")
     turns = [
@@ -62,7 +68,11 @@ def greet_chat(settings: ServerSettings, echo: Echo) -> None:
     messages: list[dict[str, Any]] = []
     for label, content in turns:
         messages.append({"role": "user", "content": content})
-        text, num_prompt, first_ms, total_ms = ask(settings, messages)
+        try:
+            text, num_prompt, first_ms, total_ms = ask(settings, messages)
+        except Busy:
+            echo("clients are being served already: the greeting ends here")
+            return
         messages.append({"role": "assistant", "content": text})
         echo(
             f"{label:<26} {num_prompt:5} tokens, first answered after {first_ms:6.1f} ms, "

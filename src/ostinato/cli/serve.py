@@ -26,7 +26,7 @@ ENCODER_FLAGS = (
     *("quantization",),
     *("max_items", "max_image_pixels", "workers", "allow_files", "allow_hosts"),
 )
-NOT_CHATS = (*POLICY_FLAGS, "cache_bytes", "max_batch")
+NOT_CHATS = (*POLICY_FLAGS, "cache_bytes", "max_batch", "quantization")
 ARTICLES = {"encoder": "an", "policy": "a", "chat": "a"}
 OTHERS = {"encoder": POLICY_FLAGS, "policy": ENCODER_FLAGS, "chat": NOT_CHATS}
 """Flags that mean nothing for a kind of model."""

@@ -180,10 +180,10 @@ class RecordedStep:
 
     def close(self) -> None:
         """Free the recordings."""
-        for served in self._kinds.values():
+        kinds, self._kinds = self._kinds, {}  # another thread may close too
+        self._rungs = set()
+        for served in kinds.values():
             served.close()
-        self._kinds.clear()
-        self._rungs.clear()
 
     def free_cache(self) -> None:
         """Give back the memory of keys and values, whoever still holds the tensor."""

@@ -95,7 +95,8 @@ def test_a_full_server_answers_at_once_and_recovers() -> None:
         assert error["code"] == "overloaded"
         service.may_draw.set()
         assert [read(connection)[0] for connection in held] == [200, 200]
-        assert read(post(port, chat(n=3)))[0] == 503  # as many places as answers
+        status, body = read(post(port, chat(n=3)))  # as many places as answers: never served
+        assert status == 400 and "3 answers are asked for; at most 2 may be" in body
         assert read(post(port, chat(n=2)))[0] == 200
 
 

@@ -99,7 +99,12 @@ def test_a_conversation_reaches_the_service_in_order(client: TestClient, service
     messages = [
         {"role": "developer", "content": "be short"},
         {"role": "user", "content": content, "name": "ann"},
-        {"role": "assistant", "content": [{"type": "text", "text": "a cat"}], "refusal": None},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "a cat"}],
+            "refusal": None,
+            "annotations": None,
+        },
         {"role": "user", "content": "sure?"},
     ]
     answer = client.post(CHAT, json={"messages": messages}).json()

@@ -76,6 +76,7 @@ class Message(_Strict):
     name: str | None = None
     refusal: None = None
     audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
