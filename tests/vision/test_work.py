@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.vision.work import ATTENTION_COST, Work
+from ostinato.vision.work import Work
 from tests.vision.encoders import tower_of
 
 
@@ -14,16 +14,14 @@ def test_operations_of_a_tower() -> None:
     work = Work.of(tower, config)
     blocks = 2 * config.depth * (4 * config.width**2 + 2 * config.width * config.mlp_width)
     assert work.per_row == blocks
-    assert work.per_pair == ATTENTION_COST * 4 * config.width * config.depth
+    assert work.per_pair == 4 * config.width * config.depth
 
 
 def test_windows_are_no_pairs() -> None:
     tower = tower_of("tiny-qwen2.5-vl")
     num_full = len(tower.config.full_attention_blocks)
     assert 0 < num_full < tower.config.depth
-    assert (
-        Work.of(tower, tower.config).per_pair == ATTENTION_COST * 4 * tower.config.width * num_full
-    )
+    assert Work.of(tower, tower.config).per_pair == 4 * tower.config.width * num_full
 
 
 def test_share() -> None:

@@ -12,13 +12,13 @@ from torch import nn
 
 from ostinato.vision.contract import VisionConfig
 
-ATTENTION_COST = 1.0
-"""Time of an operation in attention over that of one in a product, as measured on an H200 at head
-sizes of 72 and 80."""
-
 
 class Work(NamedTuple):
-    """Operations (multiply-adds twice) per row, and per pair of rows that attend to each other."""
+    """Operations (multiply-adds twice) per row, and per pair of rows that attend to each other.
+
+    Both count alike. Attention's take 1.5 times as long on an H200, but counted so, padding seemed
+    to cost too little (docs/log.md, 2026-11-30).
+    """
 
     per_row: float
     per_pair: float
@@ -29,7 +29,7 @@ class Work(NamedTuple):
         blocks = tower.get_submodule("blocks")
         num_weights = sum(p.numel() for p in blocks.parameters() if p.dim() >= 2)
         num_blocks = len(config.full_attention_blocks) if config.window_side else config.depth
-        return cls(2.0 * num_weights, ATTENTION_COST * 4.0 * config.width * num_blocks)
+        return cls(2.0 * num_weights, 4.0 * config.width * num_blocks)
 
     def share(self, num_rows: int, num_pairs: int, num_pairs_timed: int) -> float:
         """Of the operations of ``num_rows`` with ``num_pairs_timed``, when there are ``num_pairs``.
