@@ -89,7 +89,7 @@ UNDERSTOOD: Mapping[str, _Reader] = {
         "how prefill is recorded; by default the fastest on this machine (docs/chat.md)",
     ),
     "--cuda-graph-max-bs-prefill": _Reader(
-        "max_prefill_tokens", _size, "largest recorded prefill, in tokens"
+        "max_prefill_tokens", _size, "largest recorded prefill, in tokens; no step takes more"
     ),
     "--cuda-graph-bs-prefill": _Reader("prefill_rungs", _sizes, "recorded prefills, in tokens"),
     "--cuda-graph-tc-compiler": _Reader(
@@ -97,7 +97,7 @@ UNDERSTOOD: Mapping[str, _Reader] = {
     ),
     "--cuda-graph-bs-decode": _Reader("decode_rungs", _sizes, "recorded decodes, in answers"),
     "--cuda-graph-max-bs-decode": _Reader(
-        "max_decode", _size, "largest recorded decode, in answers"
+        "max_decode", _size, "largest recorded decode, in answers; no more are drawn at once"
     ),
     "--cuda-graph-bs": _Reader("decode_rungs", _sizes, "as --cuda-graph-bs-decode"),
     "--cuda-graph-max-bs": _Reader("max_decode", _size, "as --cuda-graph-max-bs-decode"),
