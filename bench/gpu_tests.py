@@ -29,6 +29,7 @@ class Outcomes:
             }
             if report.failed:
                 row["message"] = str(report.longrepr).splitlines()[-1][:300]
+                print(f"\n{report.nodeid} failed:\n{report.longrepr}", flush=True)
             self.tests[report.nodeid] = row
 
 

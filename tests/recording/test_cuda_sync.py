@@ -5,6 +5,7 @@ waits for itself.
 from __future__ import annotations
 
 import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +88,32 @@ def test_captures_of_two_lanes_and_waits_of_two_threads_run_together() -> None:
     with gate.waiting():
         _, done = in_thread(gate.guarding(lambda: None))
         assert done.wait(LATE)
+
+
+def test_threads_that_wait_again_and_again_do_not_keep_a_capture_out() -> None:
+    """Four of them, so that hardly ever nobody is inside a wait."""
+    gate, ended = DeviceWideGate(), threading.Event()
+
+    def keep_waiting() -> None:
+        while not ended.is_set():
+            with gate.waiting():
+                time.sleep(0.005)
+
+    threads = [in_thread(keep_waiting)[0] for _ in range(4)]
+    time.sleep(SOON)
+
+    def capture() -> None:
+        with gate.capturing():
+            pass
+
+    begin = time.monotonic()
+    for _ in range(10):
+        _, done = in_thread(capture)
+        assert done.wait(LATE)
+    ended.set()
+    for thread in threads:
+        thread.join(LATE)
+    assert time.monotonic() - begin < LATE / 5
 
 
 def test_what_is_raised_inside_leaves_the_gate_open() -> None:

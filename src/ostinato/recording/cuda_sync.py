@@ -24,12 +24,14 @@ class DeviceWideGate:
     """Captures on one side, device-wide waits on the other: never both at once.
 
     Several captures (of several lanes) may be under way together, and so may several waits. A
-    thread that captures may wait itself: the error is its own.
+    thread that captures may wait itself: the error is its own. A capture that is due goes before
+    waits that have not begun, or a thread that waits again and again would keep it out for ever.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiters: list[int] = []
+        self._due: list[int] = []
         self._capturers: list[int] = []
 
     @contextmanager
@@ -37,8 +39,13 @@ class DeviceWideGate:
         """Begin when no other thread is inside a device-wide wait; those that come later wait."""
         me = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: all(w == me for w in self._waiters))
-            self._capturers.append(me)
+            self._due.append(me)
+            try:
+                self._changed.wait_for(lambda: all(w == me for w in self._waiters))
+                self._capturers.append(me)
+            finally:
+                self._due.remove(me)
+                self._changed.notify_all()
         try:
             yield
         finally:
@@ -48,10 +55,12 @@ class DeviceWideGate:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Begin when no other thread captures."""
+        """Begin when no other thread captures or is about to."""
         me = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: all(c == me for c in self._capturers))
+            self._changed.wait_for(
+                lambda: me in self._waiters or all(c == me for c in self._capturers + self._due)
+            )
             self._waiters.append(me)
         try:
             yield

@@ -5,6 +5,8 @@ Numbers only: recordings and tensors are elsewhere.
 
 from __future__ import annotations
 
+from math import inf
+
 from ostinato.recording.admission import DirectTimes
 from ostinato.vision.contract import Rung
 from ostinato.vision.packing import Load
@@ -17,8 +19,7 @@ few calls.
 """
 
 SURE = 0.98
-"""A rung is to take at most this share of a direct call's time: both are estimated, and where the
-GPU is the slower side a direct call is the safe choice.
+"""Share of the least time that a direct call was seen to take which launching alone surely takes.
 """
 
 
@@ -30,26 +31,42 @@ class Estimates:
         self._window = window
         self._top = top
         self._direct = DirectTimes()
+        self._replayed = DirectTimes()
+        self._paces: dict[int, float] = {}
+        self._launching_us = inf
         self._largest = 0
 
-    def add_direct(self, num_patches: int, microseconds: float) -> None:
-        """A direct call of one segment was measured."""
-        self._direct.add(num_patches, microseconds)
+    def add_times(self, num_patches: int, *, direct_us: float, recorded_us: float | None) -> None:
+        """A direct call of one segment was measured, and its recording."""
+        self._direct.add(num_patches, direct_us)
+        self._launching_us = min(self._launching_us, direct_us)
         self._largest = max(self._largest, num_patches)
+        if recorded_us is not None:
+            pace = recorded_us / self._work.of_rows(num_patches, num_patches**2)
+            known = self._paces.get(num_patches, pace)  # of a recording for more segments
+            self._paces[num_patches] = pace = min(pace, known)
+            self._replayed.add(num_patches, pace)
 
     def direct_us(self, load: Load, *, is_any_recorded: bool) -> float:
-        """Measured between measured sizes; above them, a little more than in proportion, so that
-        large items are not joined to calls that need much memory. Several segments take less than
-        the one that was measured, but never less than launching takes.
+        """Of a direct call: what launching takes at least, or what the GPU does, if that is more.
+
+        What the GPU does is known from recordings: time for each operation, between measured sizes.
+        A direct call that was measured to take less than both takes that; a rung has to be the
+        faster one surely. Above the sizes measured a little more than in proportion, so that large
+        items are not joined to calls that need much memory.
         """
         rows = load.num_tokens
         measured = self._direct.estimate(rows)
-        if measured is not None:
-            share = self._work.share(rows, load.num_pairs, rows * rows)
-            launched = min(measured, self._direct.estimate(0) or measured)
-            return SURE * max(measured * share, launched) * _beyond(rows, self._largest)
-        once = UNTIMED_CALL * _beyond(rows, self._top)
-        return 10 * (once + rows) if is_any_recorded else once
+        if measured is None:
+            once = UNTIMED_CALL * _beyond(rows, self._top)
+            return 10 * (once + rows) if is_any_recorded else once
+        launching = SURE * self._launching_us
+        work = self._work.of_rows(rows, load.num_pairs)
+        called = max(launching, measured * work / self._work.of_rows(rows, rows * rows))
+        pace = self._replayed.estimate(rows)
+        if pace is not None:
+            called = min(called, max(launching, pace * work))
+        return called * _beyond(rows, self._largest)
 
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""

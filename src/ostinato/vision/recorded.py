@@ -231,6 +231,16 @@ class RecordedTower:
         for done, rung in enumerate(rungs, 1):
             self.record(rung)
             progress(done, len(rungs))
+        self._call_largest()
+
+    def _call_largest(self) -> None:
+        """One direct call of the ladder's largest size where the caller's stream is, so that later
+        ones find its memory at the allocator's instead of waiting for the driver's.
+        """
+        examples = example_layouts(self.layouts, self._rungs[0])
+        if self.device.type == "cuda" and examples and not self._is_closed:
+            with using_numerics(self._numerics):
+                self._example_call(examples[0], seed=0).direct()
 
     def entry_of(self, rung: Rung) -> Entry | None:
         """The recording of a rung, if there is one in service."""
@@ -270,7 +280,11 @@ class RecordedTower:
             if entry.direct_us is not None:
                 self._timed_us[examples[0].grids] = entry.direct_us
                 if rung.max_segment >= rung.num_patches:
-                    self.estimates.add_direct(first.args[0].shape[0], entry.direct_us)
+                    self.estimates.add_times(
+                        first.args[0].shape[0],
+                        direct_us=entry.direct_us,
+                        recorded_us=entry.recorded_us,
+                    )
             self._plan = self._new_plan()
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:

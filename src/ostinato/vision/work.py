@@ -31,10 +31,10 @@ class Work(NamedTuple):
         num_blocks = len(config.full_attention_blocks) if config.window_side else config.depth
         return cls(2.0 * num_weights, 4.0 * config.width * num_blocks)
 
-    def share(self, num_rows: int, num_pairs: int, num_pairs_timed: int) -> float:
-        """Of the operations of ``num_rows`` with ``num_pairs_timed``, when there are ``num_pairs``.
+    def of_rows(self, num_rows: int, num_pairs: int) -> float:
+        """Operations of ``num_rows``; pairs are the sum of the segments' squared lengths."""
+        return self.per_row * num_rows + self.per_pair * num_pairs
 
-        Pairs are the sum of the segments' squared lengths.
-        """
-        rows = self.per_row * num_rows
-        return (rows + self.per_pair * num_pairs) / (rows + self.per_pair * num_pairs_timed)
+    def share(self, num_rows: int, num_pairs: int, num_pairs_timed: int) -> float:
+        """Of the operations with ``num_pairs_timed``, when there are ``num_pairs``."""
+        return self.of_rows(num_rows, num_pairs) / self.of_rows(num_rows, num_pairs_timed)
