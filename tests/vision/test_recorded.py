@@ -237,7 +237,7 @@ def test_large_items_are_not_joined_to_one_direct_call() -> None:
         encoder, recorded = make(tower_of("tiny-qwen2-vl"), mode=mode)
         calls = recorded.packer.pack([Load(300, 1)] * 6).calls
         assert len(calls) == 6
-        recorded.estimates.add_times(256, direct_us=1000.0, recorded_us=None)
+        recorded.estimates.add_direct(256, 1000.0)
         assert len(recorded.packer.pack([Load(300, 1)] * 6).calls) == 6
         encoder.close()
 

@@ -12,7 +12,14 @@ from ostinato.errors import ConfigError
 from ostinato.vision.layout import Layouts
 from ostinato.vision.packing import Load
 from ostinato.vision.padding import fits
-from ostinato.vision.rungs import exact_rung, has_same_kernels, tower_rungs
+from ostinato.vision.rungs import (
+    FINE_PATCHES,
+    FINE_RATIO,
+    exact_rung,
+    has_same_kernels,
+    rungs_between,
+    tower_rungs,
+)
 from tests.mutations import assert_fails_under
 from tests.vision.configs import make_config
 from tests.vision.encoders import batches, make, tower_of
@@ -29,8 +36,21 @@ def test_the_ladder_reaches_its_top_in_small_steps(top: int) -> None:
     assert all(size % 4 == 0 for size in sizes)
     for a, b in pairwise(sizes):
         assert b <= max(a * 1.25, a + 16)
+        assert b <= a * FINE_RATIO + 16 or a < FINE_PATCHES
     assert rungs == sorted(rungs, key=lambda r: (-r.num_patches, -r.num_segments))
     assert len(set(rungs)) == len(rungs)
+
+
+def test_rungs_between_are_for_few_segments_and_leave_the_geometric_ladder() -> None:
+    rungs = tower_rungs(PLAIN)
+    between = rungs_between(rungs)
+    rest = [r for r in rungs if r not in between]
+    assert between and all(r.num_segments == 8 for r in between)
+    assert sorted({r.num_patches for r in rest if r.num_segments == 8}) == sorted(
+        {r.num_patches for r in rest if r.num_segments != 8}
+    )
+    for a, b in pairwise(sorted({r.num_patches for r in rest})):
+        assert 1.05 * a < b <= max(a * 1.25, a + 16)
 
 
 def test_a_top_below_one_token_is_refused() -> None:

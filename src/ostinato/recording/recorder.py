@@ -23,6 +23,8 @@ from ostinato.recording.spec import TensorSpec
 from ostinato.recording.undo import HostDraws
 
 TIMED_CALLS = 3
+LONG_CALL_S = 0.004
+"""A call that takes longer is timed twice only: what disturbs it is small against it."""
 
 
 class _OutOfRoom(Exception):
@@ -224,8 +226,8 @@ class Recorder:
             entry.is_preferred = is_worth_it(entry.recorded_us, entry.direct_us)
 
     def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
-        """Microseconds of a recorded and of a direct call of the example, best of three (the first
-        recorded one warms what only a call touches).
+        """Microseconds of a recorded and of a direct call of the example, best of three, or of two
+        long ones (the first recorded one warms what only a call touches).
         """
         writes = order.region.writes
         example = [copy_of(t) if i in writes else t for i, t in enumerate(order.example.tensors)]
@@ -240,7 +242,9 @@ class Recorder:
             self._backend.synchronize()
 
         def best_us(call: Callable[[], None]) -> float:
-            return 1e6 * best_of(call, time.perf_counter, TIMED_CALLS)
+            first_s = best_of(call, time.perf_counter, 1)
+            further = 1 if first_s > LONG_CALL_S else TIMED_CALLS - 1
+            return 1e6 * min(first_s, best_of(call, time.perf_counter, further))
 
         recorded_us = best_us(recorded)
         direct_us = best_us(direct) if order.direct_us is None else order.direct_us

@@ -22,6 +22,14 @@ SURE = 0.98
 """Share of the least time that a direct call was seen to take which launching alone surely takes.
 """
 
+GAPS = 1.015
+"""What the GPU waits for between the kernels of a direct call that it is the slower side of."""
+
+FAVOUR = 1.015
+"""So much more than a direct call a rung may take: it does not depend on how busy the host is, and
+its memory is there.
+"""
+
 
 class Estimates:
     """``window``: patches of a full attention window, 0 without; ``top``: of the largest rung."""
@@ -31,42 +39,47 @@ class Estimates:
         self._window = window
         self._top = top
         self._direct = DirectTimes()
-        self._replayed = DirectTimes()
-        self._paces: dict[int, float] = {}
+        self._largest_direct = 0
         self._launching_us = inf
-        self._largest = 0
+        self._paces: dict[int, float] = {}
+        self._replayed = DirectTimes()
 
-    def add_times(self, num_patches: int, *, direct_us: float, recorded_us: float | None) -> None:
-        """A direct call of one segment was measured, and its recording."""
-        self._direct.add(num_patches, direct_us)
-        self._launching_us = min(self._launching_us, direct_us)
-        self._largest = max(self._largest, num_patches)
-        if recorded_us is not None:
-            pace = recorded_us / self._work.of_rows(num_patches, num_patches**2)
-            known = self._paces.get(num_patches, pace)  # of a recording for more segments
-            self._paces[num_patches] = pace = min(pace, known)
-            self._replayed.add(num_patches, pace)
+    def add_direct(self, num_patches: int, microseconds: float) -> None:
+        """A direct call of one segment was measured."""
+        self._direct.add(num_patches, microseconds)
+        self._launching_us = min(self._launching_us, microseconds)
+        self._largest_direct = max(self._largest_direct, num_patches)
+
+    def add_recorded(self, num_patches: int, microseconds: float) -> None:
+        """A recording was measured with one segment of so many patches."""
+        pace = microseconds / self._work.of_rows(num_patches, num_patches**2)
+        known = self._paces.get(num_patches, pace)  # of a recording for more segments
+        self._paces[num_patches] = pace = min(pace, known)
+        self._replayed.add(num_patches, pace)
 
     def direct_us(self, load: Load, *, is_any_recorded: bool) -> float:
         """Of a direct call: what launching takes at least, or what the GPU does, if that is more.
 
-        What the GPU does is known from recordings: time for each operation, between measured sizes.
-        A direct call that was measured to take less than both takes that; a rung has to be the
-        faster one surely. Above the sizes measured a little more than in proportion, so that large
-        items are not joined to calls that need much memory.
+        What the GPU does is known from recordings (time for each operation, between measured sizes)
+        and from direct calls, whichever says less. Above the sizes measured it takes a little more
+        than in proportion, so that large items are not joined to calls that need much memory.
         """
-        rows = load.num_tokens
+        rows, pairs = load.num_tokens, load.num_pairs
+        found: list[float] = []
         measured = self._direct.estimate(rows)
-        if measured is None:
-            once = UNTIMED_CALL * _beyond(rows, self._top)
-            return 10 * (once + rows) if is_any_recorded else once
-        launching = SURE * self._launching_us
-        work = self._work.of_rows(rows, load.num_pairs)
-        called = max(launching, measured * work / self._work.of_rows(rows, rows * rows))
         pace = self._replayed.estimate(rows)
+        if measured is not None and (rows <= self._largest_direct or pace is None):
+            share = self._work.share(rows, pairs, rows * rows)
+            found.append(measured * share * _beyond(rows, self._largest_direct, 1.25))
         if pace is not None:
-            called = min(called, max(launching, pace * work))
-        return called * _beyond(rows, self._largest)
+            work = self._work.of_rows(rows, pairs)
+            found.append(GAPS * pace * work * _beyond(rows, max(self._paces), 0.25))
+        if not found:
+            once = UNTIMED_CALL * _beyond(rows, self._top, 1.25)
+            return 10 * (once + rows) if is_any_recorded else once
+        launching = SURE * self._launching_us if measured is not None else 0.0
+        largest = max((self._largest_direct, *self._paces))
+        return max(FAVOUR * min(found), launching * _beyond(rows, largest, 1.25))
 
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""
@@ -95,5 +108,5 @@ class Estimates:
         return size.num_windows * self._window - size.num_patches if self._window else 0
 
 
-def _beyond(rows: int, limit: int) -> float:
-    return float(max(1.0, rows / limit) ** 1.25)
+def _beyond(rows: int, limit: int, power: float) -> float:
+    return float(max(1.0, rows / limit) ** power)

@@ -35,7 +35,7 @@ from ostinato.vision.layout import Layouts
 from ostinato.vision.packing import Load, OneByOne, Packer
 from ostinato.vision.padding import fits
 from ostinato.vision.prepared import SERVED_BY_RUNG, Prepared
-from ostinato.vision.rungs import SEGMENT_CAPACITIES, exact_rung, has_same_kernels
+from ostinato.vision.rungs import SEGMENT_CAPACITIES, exact_rung, has_same_kernels, rungs_between
 from ostinato.vision.tower import Tower
 from ostinato.vision.work import Work
 
@@ -77,6 +77,7 @@ class RecordedTower:
             config = replace(config, tolerance=FP8_TOLERANCE)
         self._config = config
         self._rungs = list(rungs)
+        self._between = rungs_between(rungs)
         self._axis = Axis("patches", top=max(r.num_patches for r in rungs))
         self._entries: dict[Rung, Entry] = {}
         self.estimates = Estimates(
@@ -218,16 +219,19 @@ class RecordedTower:
         *,
         is_brief: bool = False,
     ) -> None:
-        """Record every rung, largest first; ``progress(done, total)`` after each. ``is_brief``:
-        only those for few segments; the others are recorded once they are wanted.
+        """Record every rung, largest first, those between others last; ``progress(done, total)``
+        after each. ``is_brief``: only those for few segments of the geometric ladder; the others
+        are recorded once they are wanted.
 
         A rung that is refused is left out; why is in the log and in ``stats().refusals``. Exact
         sizes (``mode="exact"``) are not known before they come.
         """
         if self._config.mode in ("off", "exact"):
             return
-        few = min(SEGMENT_CAPACITIES)
-        rungs = [r for r in self._rungs if r.num_segments <= few or not is_brief]
+        rungs = sorted(self._rungs, key=self._between.__contains__)
+        if is_brief:
+            few = min(SEGMENT_CAPACITIES)
+            rungs = [r for r in rungs if r.num_segments <= few and r not in self._between]
         for done, rung in enumerate(rungs, 1):
             self.record(rung)
             progress(done, len(rungs))
@@ -239,8 +243,10 @@ class RecordedTower:
         """
         examples = example_layouts(self.layouts, self._rungs[0])
         if self.device.type == "cuda" and examples and not self._is_closed:
-            with using_numerics(self._numerics):
-                self._example_call(examples[0], seed=0).direct()
+            call = self._example_call(examples[0], seed=0)
+            if call.direct is not None:
+                with using_numerics(self._numerics):
+                    call.direct()
 
     def entry_of(self, rung: Rung) -> Entry | None:
         """The recording of a rung, if there is one in service."""
@@ -260,7 +266,9 @@ class RecordedTower:
             return
         self._demand.count_attempt(rung)
         calls = [self._example_call(layout, seed) for seed, layout in enumerate(examples)]
-        first = calls[0]
+        first, grids = calls[0], examples[0].grids
+        num_patches = first.args[0].shape[0]
+        expected_us = self._expected_us(rung, examples[0])
         try:
             with using_numerics(self._numerics):
                 entry = self._served.record(
@@ -269,7 +277,7 @@ class RecordedTower:
                     rung={self._axis: rung.num_patches},
                     direct=first.direct,
                     gate_calls=calls,
-                    direct_us=self._timed_us.get(examples[0].grids),
+                    direct_us=self._timed_us.get(grids, expected_us),
                 )
         except RecordingRefused:
             return
@@ -277,15 +285,19 @@ class RecordedTower:
             return
         with self._lock:
             self._entries[rung] = entry
-            if entry.direct_us is not None:
-                self._timed_us[examples[0].grids] = entry.direct_us
+            if rung.max_segment >= rung.num_patches and entry.recorded_us is not None:
+                self.estimates.add_recorded(num_patches, entry.recorded_us)
+            if entry.direct_us is not None and expected_us is None:
+                self._timed_us[grids] = entry.direct_us
                 if rung.max_segment >= rung.num_patches:
-                    self.estimates.add_times(
-                        first.args[0].shape[0],
-                        direct_us=entry.direct_us,
-                        recorded_us=entry.recorded_us,
-                    )
+                    self.estimates.add_direct(num_patches, entry.direct_us)
             self._plan = self._new_plan()
+
+    def _expected_us(self, rung: Rung, example: Layout) -> float | None:
+        """Of a direct call, where it need not be measured: near sizes have been."""
+        if rung not in self._between or not self._entries:
+            return None
+        return self.estimates.direct_us(self.estimates.load_of(example.size), is_any_recorded=True)
 
     def _example_call(self, padded: Layout, seed: int) -> GateCall:
         """A call on a padded example layout with seeded random patches of its real rows."""
