@@ -22,12 +22,14 @@ SURE = 0.98
 """Share of the least time that a direct call was seen to take which launching alone surely takes.
 """
 
-GAPS = 1.015
-"""What the GPU waits for between the kernels of a direct call that it is the slower side of."""
+COLD = 2.0
+"""In service launching takes up to so much more: the host's caches hold what other work left there
+(H200: a tower of 8 layers 8.9 ms in a stream of sizes, 3.8 ms again and again).
+"""
 
-FAVOUR = 1.015
-"""So much more than a direct call a rung may take: it does not depend on how busy the host is, and
-its memory is there.
+FAVOUR = 1.035
+"""As long as launching may then be the slower side, a rung is estimated at so much less than a
+direct call: that is the padding of half a step between fine rungs.
 """
 
 
@@ -73,13 +75,17 @@ class Estimates:
             found.append(measured * share * _beyond(rows, self._largest_direct, 1.25))
         if pace is not None:
             work = self._work.of_rows(rows, pairs)
-            found.append(GAPS * pace * work * _beyond(rows, max(self._paces), 0.25))
+            found.append(pace * work * _beyond(rows, max(self._paces), 0.25))
         if not found:
             once = UNTIMED_CALL * _beyond(rows, self._top, 1.25)
             return 10 * (once + rows) if is_any_recorded else once
-        launching = SURE * self._launching_us if measured is not None else 0.0
+        gpu_us = min(found)
+        if measured is None:
+            return gpu_us
         largest = max((self._largest_direct, *self._paces))
-        return max(FAVOUR * min(found), launching * _beyond(rows, largest, 1.25))
+        launching_us = self._launching_us * _beyond(rows, largest, 1.25)
+        favour = FAVOUR if gpu_us < COLD * launching_us else 1.0
+        return max(favour * gpu_us, SURE * launching_us)
 
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""

@@ -22,12 +22,14 @@ WINDOW_SLACK = 1.5
 partial windows.
 """
 
-FINE_PATCHES = 3000
-"""From here on a call's time is the GPU's and padding costs: for few segments rungs lie between."""
+FINE_PATCHES = range(3000, 9000)
+"""In between a call's time is the GPU's, so that padding costs, and a direct call's may be the
+host's: for few segments there are more rungs. Above, a direct call is the one that pads nothing.
+"""
 
 FINE_RATIO = 1.05
-"""Of neighbours among them. A row of padding takes about 0.6 of its share (it attends to little),
-and a direct call is 1.5 % longer than its recording: so no rung takes 2 % more than a direct call.
+"""Of neighbours among them. A row of padding takes about half of its share, since it attends to
+little, so a rung takes 1 % more than a direct call that the host does not hold up, 2 % at most.
 """
 
 BOTTOM_PATCHES = 64
@@ -42,7 +44,7 @@ def tower_rungs(
     bottom: int = BOTTOM_PATCHES,
 ) -> list[Rung]:
     """The rungs of a tower, largest first: a geometric ladder of patches, few and many segments;
-    above ``FINE_PATCHES`` more between them, for few.
+    among ``FINE_PATCHES`` more between them, for few.
 
     ``top`` and ``bottom`` in patches; sizes are multiples of four tokens where the step allows.
     Raises ``ConfigError`` for a top below one token.
@@ -59,7 +61,7 @@ def tower_rungs(
     between = [
         ceil(small * (large / small) ** (part / parts) / (4 * unit)) * 4 * unit
         for small, large in pairwise(sorted(set(sizes)))
-        if small >= FINE_PATCHES
+        if small in FINE_PATCHES
         for parts in [ceil(log(large / small) / log(FINE_RATIO))]
         for part in range(1, parts)
     ]
@@ -75,7 +77,7 @@ def rungs_between(rungs: Iterable[Rung]) -> frozenset[Rung]:
     listed = list(rungs)
     for_many = {r.num_patches for r in listed if r.num_segments > min(SEGMENT_CAPACITIES)}
     return frozenset(
-        r for r in listed if r.num_patches >= FINE_PATCHES and r.num_patches not in for_many
+        r for r in listed if r.num_patches >= FINE_PATCHES.start and r.num_patches not in for_many
     )
 
 
