@@ -54,6 +54,7 @@ from ostinato.vision.rungs import tower_rungs
 TABLE = ("224x224", "448x448", "896x896", "mixed", "1792x1792")
 COMPILED = ("224x224", "448x448", "mixed")
 ALL_CASES = CASES | {"1792x1792": ((1, 1792, 1792),)}
+PLAIN = "plain"
 HIDDEN = ("fa3", "cudnn", "cudnn_ragged")
 
 
@@ -70,7 +71,7 @@ def with_tower_of(setting: Setting, variant: str) -> Setting:
 
 
 def setting_of(variant: str) -> AbstractContextManager[None]:
-    return hiding(*HIDDEN) if variant == "plain" else nullcontext()
+    return hiding(*HIDDEN) if variant == PLAIN else nullcontext()
 
 
 class Ours:
@@ -137,49 +138,52 @@ def one_case(
     name: str,
     grids: list[Grid],
 ) -> dict[str, Any]:
-    """All peers of one case in turns."""
+    """All peers of one case in turns; then, in a turn of its own, what has backends hidden: it
+    makes the others' recordings stale.
+    """
     setting = next(iter(settings.values()))
     x = patches_for(setting, grids)
     grid = torch.tensor(grids, device=setting.device)
     row: dict[str, Any] = {"patches": num_patches(grids), "variants": {}}
-    ours: dict[str, Ours] = {}
-    calls: dict[str, Callable[[], Any]] = {}
-    for variant, own in settings.items():
-        with setting_of(variant):
-            ours[variant] = Ours(own, variant)
-            seconds = ours[variant].record(grids)
-            found = served(ours[variant].encoder, x, grids) | {"recording_seconds": seconds}
-        row["variants"][variant] = found
-        calls[f"{variant}_ms"] = call_of(ours[variant], x, grids)
     configs = peer.configs_of(setting.peer)
-    for attention in ("sdpa", "flash"):
-        calls[f"transformers_{attention}_ms"] = peer_call(setting, configs, attention, x, grid)
-    times = medians_ms(calls, setting.device, options.repeats)
-    row |= times
-    best = min(times["transformers_sdpa_ms"], times["transformers_flash_ms"])
-    for variant, one in ours.items():
-        found = row["variants"][variant]
-        found["to_transformers"] = round(times[f"{variant}_ms"] / best, 4)
-        found |= bare_replay_ms(one.recorded, grids, setting.device)
-        one.close()
+    calls: dict[str, Callable[[], Any]] = {
+        f"transformers_{attention}_ms": peer_call(setting, configs, attention, x, grid)
+        for attention in ("sdpa", "flash")
+    }
+    open_ones = {v: own for v, own in settings.items() if v != PLAIN}
+    row |= timed(open_ones, options, grids, x, calls, row["variants"])
+    if PLAIN in settings:
+        with hiding(*HIDDEN):
+            row |= timed({PLAIN: settings[PLAIN]}, options, grids, x, {}, row["variants"])
+    best = min(row["transformers_sdpa_ms"], row["transformers_flash_ms"])
     print(name, {k: v for k, v in row.items() if k != "variants"}, flush=True)
     for variant, found in row["variants"].items():
+        found["to_transformers"] = round(row[f"{variant}_ms"] / best, 4)
         print("  ", variant, found, flush=True)
     return row
 
 
-def call_of(ours: Ours, x: torch.Tensor, grids: list[Grid]) -> Callable[[], Any]:
-    """The recording holds the kernels that it was made with, hidden backends or not."""
-    context = setting_of(ours.variant)
-    is_plain = isinstance(context, nullcontext)
-
-    def call() -> Any:
-        if is_plain:
-            return ours.encoder.encode_patches(x, grids)
-        with setting_of(ours.variant):
-            return ours.encoder.encode_patches(x, grids)
-
-    return call
+def timed(
+    settings: dict[str, Setting],
+    options: argparse.Namespace,
+    grids: list[Grid],
+    x: torch.Tensor,
+    peers: dict[str, Callable[[], Any]],
+    found: dict[str, Any],
+) -> dict[str, float]:
+    """Times of our variants and of ``peers``; how the variants were served goes to ``found``."""
+    ours = {variant: Ours(own, variant) for variant, own in settings.items()}
+    calls = {}
+    for variant, one in ours.items():
+        seconds = one.record(grids)
+        calls[f"{variant}_ms"] = partial(one.encoder.encode_patches, x, grids)
+        found[variant] = {"recording_seconds": seconds}
+    times = medians_ms(calls | peers, x.device, options.repeats)
+    for variant, one in ours.items():
+        found[variant] |= served(one.encoder, x, grids)
+        found[variant] |= bare_replay_ms(one.recorded, grids, x.device)
+        one.close()
+    return times
 
 
 def peer_call(
