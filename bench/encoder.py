@@ -37,6 +37,7 @@ from bench.towers import (
     synchronize,
 )
 from ostinato import GraphConfig
+from ostinato.kernels.card import num_processors_of
 from ostinato.recording.runner import Runner
 from ostinato.vision.contract import Grid, Rung
 from ostinato.vision.encoder import Encoder
@@ -92,7 +93,7 @@ class Bench:
         config = setting.config
         self.cases = {name: [grid_of(config, i) for i in items] for name, items in CASES.items()}
         self.peer_configs = peer.configs_of(setting.peer)
-        ladder = tower_rungs(config, top=top)
+        ladder = tower_rungs(config, top=top, num_processors=num_processors_of(setting.device))
         self.cases = {n: g for n, g in self.cases.items() if num_patches(g) <= top}
         self.sweep = sweep_grids(ladder, config.merge_size, num_rungs)
         batches = [*self.cases.values(), *([grid] for grid in self.sweep)]

@@ -25,6 +25,7 @@ from bench.peers.exact_only import ExactOnly
 from bench.report import Report
 from bench.towers import Setting, make_encoder, patches_for, set_up, synchronize
 from ostinato import GraphConfig
+from ostinato.kernels.card import num_processors_of
 from ostinato.recording.runner import Runner
 from ostinato.vision.contract import Grid, Rung
 from ostinato.vision.encoder import Encoded, Encoder
@@ -110,7 +111,11 @@ class Stream:
     def ours(self) -> dict[str, Any]:
         """The second start of two: kernels are compiled and chosen, as on a machine in use."""
         graph = GraphConfig()
-        rungs = tower_rungs(self.setting.config, top=self.top)
+        rungs = tower_rungs(
+            self.setting.config,
+            top=self.top,
+            num_processors=num_processors_of(self.setting.device),
+        )
         cold_s = self._first_start(graph, rungs)
         return self._recorded(graph, rungs, RecordedTower) | {"cold_warm_up_s": cold_s}
 

@@ -197,7 +197,7 @@ def test_other_numerics_ask_no_clock_and_name_the_library(
         raise AssertionError("a choice by time")
 
     monkeypatch.setattr(choice, "selector_of", timed)
-    monkeypatch.setattr(choice, "_num_processors", lambda device: 8)
+    monkeypatch.setattr(choice, "num_processors_of", lambda device: 8)
     x, weight, bias = (t.bfloat16() for t in operands(19, 512, 512))
     normed = (x, weight, bias, x[:, :512], None, 1e-6, subject.AUTO)
     with using_numerics(numerics):

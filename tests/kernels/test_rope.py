@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato.errors import ConfigError
 from ostinato.kernels.rope import rope
 from tests.kernels.agreement import assert_agrees
 
@@ -26,7 +27,7 @@ def test_rotation_is_bit_exact_and_norms_are_close(
 ) -> None:
     qkv, cos, sin = _inputs(5, heads, kv_heads, head_dim, pad=8)
     sizes = (heads, kv_heads, head_dim, style)
-    assert_agrees("rope", qkv, cos, sin, *sizes)
+    assert_agrees("rope", qkv, cos, sin, *sizes, False)
     weight = torch.randn(head_dim)
     assert_agrees("norm_rope", qkv, cos, sin, weight, None, 1e-6, *sizes)
 
@@ -44,7 +45,7 @@ def test_any_head_layout(
     tokens: int, groups: int, kv_heads: int, pairs: int, pad: int, style: str
 ) -> None:
     inputs = _inputs(tokens, groups * kv_heads, kv_heads, 2 * pairs, pad)
-    assert_agrees("rope", *inputs, groups * kv_heads, kv_heads, 2 * pairs, style)
+    assert_agrees("rope", *inputs, groups * kv_heads, kv_heads, 2 * pairs, style, False)
 
 
 @pytest.mark.parametrize("style", ["half", "adjacent"])
@@ -83,6 +84,28 @@ def test_bf16_tables_round_every_step_and_fp32_tables_round_once() -> None:
     assert torch.equal(q16, torch.cat((first * c + -second * s, second * c + first * s), -1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_v_comes_without_what_is_not_finite(dtype: torch.dtype) -> None:
+    """All values stay as they are but for NaN and infinities; those of q and k stay, too."""
+    qkv, cos, sin = _inputs(6, 3, 2, 8)
+    qkv = qkv.to(dtype)
+    largest = torch.finfo(dtype).max
+    bad = torch.tensor([float("nan"), float("inf"), -float("inf"), largest, -largest, -0.0])
+    qkv[:, 3] = qkv[:, 30] = qkv[:, 45] = bad.to(dtype)  # in q, k and v
+    sizes = (3, 2, 8, "half")
+    assert_agrees("rope", qkv, cos, sin, *sizes, True)
+    q, k, v = rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=8, is_v_cleaned=True)
+    raw_q, raw_k, raw_v = rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=8)
+    assert torch.equal(q.nan_to_num(7), raw_q.nan_to_num(7)) and q[:3].isnan().any()
+    assert torch.equal(k.nan_to_num(7), raw_k.nan_to_num(7))
+    assert (
+        torch.equal(v, torch.where(raw_v.isfinite(), raw_v, 0)) and not raw_v[:3].isfinite().all()
+    )
+    assert v[3:].abs().max() == largest
+    with pytest.raises(ConfigError, match="is_v_cleaned with eps"):
+        rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=8, eps=1e-6, is_v_cleaned=True)
+
+
 def test_refuses_a_full_width_table() -> None:
     qkv, cos, sin = _inputs(4, 2, 2, 8)
     with pytest.raises(ValueError, match=r"cos is \(4, 8\)"):
@@ -91,6 +114,6 @@ def test_refuses_a_full_width_table() -> None:
 
 def test_opcheck() -> None:
     inputs = _inputs(4, 2, 1, 8)
-    torch.library.opcheck(torch.ops.ostinato.rope.default, (*inputs, 2, 1, 8, "half"))
+    torch.library.opcheck(torch.ops.ostinato.rope.default, (*inputs, 2, 1, 8, "half", True))
     args = (*inputs, None, None, 1e-6, 2, 1, 8, "half")
     torch.library.opcheck(torch.ops.ostinato.norm_rope.default, args)

@@ -30,12 +30,12 @@ def test_direct_calls_of_several_segments_take_less_down_to_launching() -> None:
     estimates.add_direct(200, 3000.0)
     one = estimates.direct_us(Load(200, num_pairs=40_000), is_any_recorded=True)
     four = estimates.direct_us(Load(200, num_pairs=10_000), is_any_recorded=True)
-    assert one == pytest.approx(3000)
+    assert one == pytest.approx(FAVOUR * 3000)
     assert four == pytest.approx(FAVOUR * 3000 * (20_000 + 10_000) / 60_000)
     none = estimates.direct_us(Load(101, num_pairs=0), is_any_recorded=True)
     assert none == pytest.approx(SURE * 1000)  # what the fastest took
     beyond = estimates.direct_us(Load(400, num_pairs=160_000), is_any_recorded=True)
-    assert beyond == pytest.approx(3000 * 2**1.25)
+    assert beyond == pytest.approx(FAVOUR * 3000 * 2**1.25)
 
 
 def test_where_launching_is_the_slower_side_a_rung_serves() -> None:
@@ -49,15 +49,10 @@ def test_where_launching_is_the_slower_side_a_rung_serves() -> None:
     assert estimates.timed(Rung(200, 8, 200), 600.0).time_of(load) < direct
 
 
-@pytest.mark.parametrize(
-    ("launching_us", "favour"), [(1000.0, 1.0), (2900.0, 1.0), (3100.0, FAVOUR), (6000.0, FAVOUR)]
-)
-def test_where_the_gpu_is_the_slower_side_only_a_rung_that_is_nearly_full_serves(
-    launching_us: float, favour: float
-) -> None:
+def test_where_the_gpu_is_the_slower_side_only_a_rung_that_is_nearly_full_serves() -> None:
     """However slow the host was when larger direct calls were timed."""
     estimates = make()
-    estimates.add_direct(20, launching_us)
+    estimates.add_direct(20, 1000.0)
     estimates.add_direct(200, 90_000.0)
     for rows, recorded_us in ((20, 300.0), (100, 2000.0), (200, 6000.0)):
         estimates.add_recorded(rows, recorded_us)
@@ -69,10 +64,9 @@ def test_where_the_gpu_is_the_slower_side_only_a_rung_that_is_nearly_full_serves
     def rung_us(rows: int) -> float:
         return rung.time_of(Load(rows, num_pairs=rows * rows))
 
-    assert direct_us(200) == pytest.approx(favour * 6000)
-    assert direct_us(200) >= rung_us(200)
-    assert (direct_us(198) >= rung_us(198)) == (favour > 1)
-    assert 2000 < direct_us(160) < rung_us(160) or launching_us > 5000
+    assert direct_us(200) == pytest.approx(FAVOUR * 6000)
+    assert direct_us(200) > rung_us(200) and direct_us(196) > rung_us(196)
+    assert 2000 < direct_us(160) < rung_us(160)
 
 
 def test_a_direct_call_that_was_measured_to_be_faster_is_taken_at_its_word() -> None:
@@ -82,7 +76,7 @@ def test_a_direct_call_that_was_measured_to_be_faster_is_taken_at_its_word() -> 
     estimates.add_recorded(100, 1000.0)
     load = Load(100, num_pairs=10_000)
     direct = estimates.direct_us(load, is_any_recorded=True)
-    assert direct == pytest.approx(900)
+    assert direct == pytest.approx(FAVOUR * 900)
     assert estimates.timed(Rung(100, 8, 100), 1000.0).time_of(load) > direct
 
 
@@ -96,7 +90,7 @@ def test_a_recording_for_more_segments_does_not_make_the_gpu_slower() -> None:
     before = estimates.direct_us(load, is_any_recorded=True)
     estimates.add_recorded(100, 1300.0)
     after = estimates.direct_us(load, is_any_recorded=True)
-    assert after == before == pytest.approx(1000)
+    assert after == before == pytest.approx(FAVOUR * 1000)
     assert estimates.direct_us(launched, is_any_recorded=True) == pytest.approx(SURE * 400)
 
 
@@ -107,7 +101,7 @@ def test_above_the_sizes_measured_a_call_takes_more_than_in_proportion() -> None
     estimates.add_recorded(200, 3000.0)  # its direct call was not measured
     loads = [Load(rows, num_pairs=rows * rows) for rows in (200, 400)]
     at, beyond = (estimates.direct_us(load, is_any_recorded=True) for load in loads)
-    assert at == pytest.approx(3000)
+    assert at == pytest.approx(FAVOUR * 3000)
     work = (40_000 + 160_000) / (20_000 + 40_000)
     assert beyond == pytest.approx(at * work * 2**0.25)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,15 +29,15 @@ PLAIN, WINDOWS = make_config(position_side=7), make_config(window_side=4)
 
 
 @settings(deadline=None)
-@given(top=st.integers(4, 20_000))
-def test_the_ladder_reaches_its_top_in_small_steps(top: int) -> None:
-    rungs = tower_rungs(PLAIN, top=top)
+@given(top=st.integers(4, 20_000), num_processors=st.sampled_from([0, 16, 132]))
+def test_the_ladder_reaches_its_top_in_small_steps(top: int, num_processors: int) -> None:
+    rungs = tower_rungs(PLAIN, top=top, num_processors=num_processors)
     sizes = sorted({rung.num_patches for rung in rungs})
     assert sizes[-1] == top // 4 * 4
     assert all(size % 4 == 0 for size in sizes)
     for a, b in pairwise(sizes):
         assert b <= max(a * 1.25, a + 16)
-        assert b <= a * FINE_RATIO + 16 or a not in FINE_PATCHES
+        assert b <= a * FINE_RATIO + 16 or a < FINE_PATCHES
     assert rungs == sorted(rungs, key=lambda r: (-r.num_patches, -r.num_segments))
     assert len(set(rungs)) == len(rungs)
 
@@ -51,6 +52,20 @@ def test_rungs_between_are_for_few_segments_and_leave_the_geometric_ladder() -> 
     )
     for a, b in pairwise(sorted({r.num_patches for r in rest})):
         assert 1.05 * a < b <= max(a * 1.25, a + 16)
+
+
+def test_rungs_between_include_whole_rounds_of_tiles() -> None:
+    """132 processors; a row of tiles of 128x128 of a product 1152 columns wide has nine."""
+    config = replace(PLAIN, width=1152)
+    sizes = {r.num_patches for r in rungs_between(tower_rungs(config, num_processors=132))}
+    ends = [rows for rows in range(3072, 16_384, 128) if rows // 128 in _whole(132, 9)]
+    assert ends == [3712, 5632, 7424, 9344, 11264, 13056, 14976]
+    assert sizes.issuperset(ends)
+
+
+def _whole(num_processors: int, tiles_a_row: int) -> set[int]:
+    """Most rows of tiles of one, two, ... rounds."""
+    return {rounds * num_processors // tiles_a_row for rounds in range(1, 20)}
 
 
 def test_a_top_below_one_token_is_refused() -> None:

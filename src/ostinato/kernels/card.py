@@ -21,6 +21,14 @@ def capability_of(device: torch.device) -> tuple[int, int]:
     return _capability(device) if device.type == "cuda" else _SMALLEST
 
 
+@cache
+def num_processors_of(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 0 for other devices."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 @contextmanager
 def assuming(capability: tuple[int, int]) -> Iterator[None]:
     """Make launches for another card inside the ``with`` block, to compile them without it."""

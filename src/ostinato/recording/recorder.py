@@ -24,7 +24,7 @@ from ostinato.recording.undo import HostDraws
 
 TIMED_CALLS = 3
 LONG_CALL_S = 0.004
-"""A call that takes longer is timed twice only: what disturbs it is small against it."""
+"""A direct call that takes longer is timed twice only: what disturbs it is small against it."""
 
 
 class _OutOfRoom(Exception):
@@ -227,7 +227,7 @@ class Recorder:
 
     def _times(self, order: Order, entry: Entry, examination: Examination) -> tuple[float, float]:
         """Microseconds of a recorded and of a direct call of the example, best of three, or of two
-        long ones (the first recorded one warms what only a call touches).
+        long direct ones (the first recorded one warms what only a call touches).
         """
         writes = order.region.writes
         example = [copy_of(t) if i in writes else t for i, t in enumerate(order.example.tensors)]
@@ -241,13 +241,12 @@ class Recorder:
             examination.run_unpadded()
             self._backend.synchronize()
 
-        def best_us(call: Callable[[], None]) -> float:
-            first_s = best_of(call, time.perf_counter, 1)
+        recorded_us = 1e6 * best_of(recorded, time.perf_counter, TIMED_CALLS)
+        direct_us = order.direct_us
+        if direct_us is None:
+            first_s = best_of(direct, time.perf_counter, 1)
             further = 1 if first_s > LONG_CALL_S else TIMED_CALLS - 1
-            return 1e6 * min(first_s, best_of(call, time.perf_counter, further))
-
-        recorded_us = best_us(recorded)
-        direct_us = best_us(direct) if order.direct_us is None else order.direct_us
+            direct_us = 1e6 * min(first_s, best_of(direct, time.perf_counter, further))
         entry.hits = 0
         examination.restore()
         return recorded_us, direct_us

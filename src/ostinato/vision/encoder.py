@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, InputError
+from ostinato.kernels.card import num_processors_of
 from ostinato.kernels.gate import Numerics
 from ostinato.kernels.select import selector_of
 from ostinato.recording.config import GraphConfig
@@ -311,7 +312,12 @@ def load_encoder(
     if graph.cache_dir is not None:
         selector_of(where).keep_in(Path(graph.cache_dir).expanduser())
     runner = shared_runner(where, graph)
-    rungs = tower_rungs(tower.config, top=top_patches, ratio=graph.ladder_ratio)
+    rungs = tower_rungs(
+        tower.config,
+        top=top_patches,
+        ratio=graph.ladder_ratio,
+        num_processors=num_processors_of(where),
+    )
     recorded = RecordedTower(tower, runner, graph, rungs, numerics=numerics)
     preprocessor = Preprocessor(
         _processing(model, tower.config), limits=limits or Limits(), workers=workers

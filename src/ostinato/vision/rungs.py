@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log
@@ -22,15 +22,16 @@ WINDOW_SLACK = 1.5
 partial windows.
 """
 
-FINE_PATCHES = range(3000, 9000)
-"""In between a call's time is the GPU's, so that padding costs, and a direct call's may be the
-host's: for few segments there are more rungs. Above, a direct call is the one that pads nothing.
-"""
+FINE_PATCHES = 3000
+"""From here on a call's time is the GPU's, so that padding costs: for few segments there are more
+rungs."""
 
 FINE_RATIO = 1.05
 """Of neighbours among them. A row of padding takes about half of its share, since it attends to
-little, so a rung takes 1 % more than a direct call that the host does not hold up, 2 % at most.
+little, so that a rung takes hardly more than a direct call that the host does not hold up.
 """
+
+_TILE = 128
 
 BOTTOM_PATCHES = 64
 TOP_PATCHES = 16_384
@@ -42,9 +43,12 @@ def tower_rungs(
     top: int = TOP_PATCHES,
     ratio: float = 1.25,
     bottom: int = BOTTOM_PATCHES,
+    num_processors: int = 0,
 ) -> list[Rung]:
     """The rungs of a tower, largest first: a geometric ladder of patches, few and many segments;
-    among ``FINE_PATCHES`` more between them, for few.
+    above ``FINE_PATCHES`` more between them, for few; among those the sizes at which the products
+    of the tower's width fill the GPU's ``num_processors`` (0: unknown) with whole rounds of tiles,
+    since a few rows more take a round more.
 
     ``top`` and ``bottom`` in patches; sizes are multiples of four tokens where the step allows.
     Raises ``ConfigError`` for a top below one token.
@@ -58,13 +62,7 @@ def tower_rungs(
         ratio=ratio,
     )
     sizes = [min(size * 4 * unit, top // unit * unit) for size in ladder.rungs]
-    between = [
-        ceil(small * (large / small) ** (part / parts) / (4 * unit)) * 4 * unit
-        for small, large in pairwise(sorted(set(sizes)))
-        if small in FINE_PATCHES
-        for parts in [ceil(log(large / small) / log(FINE_RATIO))]
-        for part in range(1, parts)
-    ]
+    between = _between(sorted(set(sizes)), _whole_rounds(config, num_processors, top), 4 * unit)
     return [
         rung_of(config, size, segments)
         for size in sorted({*sizes, *between}, reverse=True)
@@ -72,12 +70,36 @@ def tower_rungs(
     ]
 
 
+def _between(sizes: Sequence[int], marks: Sequence[int], step: int) -> set[int]:
+    """Sizes that make steps above ``FINE_PATCHES`` at most ``FINE_RATIO``, ``marks`` among them."""
+    added = {mark // step * step for mark in marks if mark >= FINE_PATCHES}
+    for small, large in pairwise(sorted({*sizes, *added})):
+        if small >= FINE_PATCHES:
+            parts = ceil(log(large / small) / log(FINE_RATIO))
+            ratio = (large / small) ** (1 / parts)
+            added |= {ceil(small * ratio**part / step) * step for part in range(1, parts)}
+    return added - set(sizes)
+
+
+def _whole_rounds(config: VisionConfig, num_processors: int, top: int) -> list[int]:
+    """Rows up to which a product of (rows, width) takes a whole number of rounds of tiles."""
+    if not num_processors:
+        return []
+    tiles_a_row = ceil(config.width / _TILE)
+    ends = []
+    rounds = 1
+    while (rows := rounds * num_processors // tiles_a_row * _TILE) < top:
+        ends.append(rows)
+        rounds += 1
+    return ends
+
+
 def rungs_between(rungs: Iterable[Rung]) -> frozenset[Rung]:
     """Those that make a ladder finer: their sizes are recorded for few segments only."""
     listed = list(rungs)
     for_many = {r.num_patches for r in listed if r.num_segments > min(SEGMENT_CAPACITIES)}
     return frozenset(
-        r for r in listed if r.num_patches >= FINE_PATCHES.start and r.num_patches not in for_many
+        r for r in listed if r.num_patches >= FINE_PATCHES and r.num_patches not in for_many
     )
 
 

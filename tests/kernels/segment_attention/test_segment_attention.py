@@ -67,6 +67,25 @@ def test_boundaries_matter_at_equal_lengths() -> None:
     assert (one - other).norm() > 1e-2 * one.norm()
 
 
+def test_what_is_told_of_v_changes_nothing_where_it_is_true() -> None:
+    q, k, v = random_qkv(30, 2, 16)
+    offsets = offsets_of([10, 20])
+    told = segment_attention(q, k, v, offsets, 20, scale=0.25, is_v_finite=True)
+    assert torch.equal(told, segment_attention(q, k, v, offsets, 20, scale=0.25))
+
+
+def test_a_cleaned_copy_is_made_for_several_segments_of_unknown_values_only() -> None:
+    from ostinato.kernels.segment_attention.call import Call
+    from ostinato.kernels.segment_attention.fa3 import finite
+
+    q, k, v = random_qkv(30, 2, 16)
+    v[12] = torch.nan
+    unknown = Call(q, k, v, offsets_of([10, 20]), 20, 0.25)
+    assert finite(unknown).v.isfinite().all() and torch.equal(finite(unknown).v[:12], v[:12])
+    assert finite(unknown._replace(is_v_finite=True)).v is v
+    assert finite(unknown._replace(offsets=offsets_of([30]))).v is v
+
+
 def test_nan_in_one_segment_stays_there() -> None:
     q, k, v = random_qkv(30, 2, 16)
     clean = segment_attention(q, k, v, offsets_of([10, 20]), 20, scale=0.25)
@@ -150,7 +169,7 @@ def test_a_dispatch_mode_sees_one_opaque_call() -> None:
 
 def test_schema_and_fake_implementations_hold() -> None:
     q, k, v = random_qkv(12, 2, 16)
-    arguments = (q, k, v, offsets_of([5, 7]), 7, 0.25, "auto")
+    arguments = (q, k, v, offsets_of([5, 7]), 7, 0.25, "auto", True)
     checks = ("test_schema", "test_faketensor")
     operator = torch.ops.ostinato.segment_attention
     torch.library.opcheck(operator.default, arguments, test_utils=checks)

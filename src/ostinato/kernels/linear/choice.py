@@ -5,12 +5,13 @@ Imported at the first call on a GPU.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from ostinato import state
+from ostinato.kernels.card import num_processors_of
 from ostinato.kernels.gate import current_numerics
 from ostinato.kernels.gelu import triton as _gelu
 from ostinato.kernels.linear import triton as _tiled
@@ -60,7 +61,7 @@ def _choose(operator: str, args: tuple[Any, ...], activation: str, selector: Sel
         weight.shape[0],
         weight.shape[1],
         x.dtype,
-        num_processors=_num_processors(x.device),
+        num_processors=num_processors_of(x.device),
         has_epilogue=activation == "gelu_tanh" and bias is not None,
     )
     if len(names) == 1:
@@ -99,8 +100,3 @@ def _linear(
         assert bias is not None
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
     return tiled.multiply(x, weight, bias, activation, parse(variant))
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -37,6 +37,7 @@ def _rope_fake(
     kv_heads: int,
     head_dim: int,
     style: str,
+    is_v_cleaned: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return _shapes(qkv, heads, kv_heads, head_dim)
 
@@ -64,7 +65,7 @@ _rope = register(
         exactness="bit-exact",
         rows=("qkv", "cos", "sin"),
     ),
-    f"(Tensor qkv, Tensor cos, Tensor sin, {_SIZES}) -> {_THREE}",
+    f"(Tensor qkv, Tensor cos, Tensor sin, {_SIZES}, bool is_v_cleaned) -> {_THREE}",
     _rope_fake,
 )
 _norm_rope = register(
@@ -96,6 +97,7 @@ def rope(
     q_weight: torch.Tensor | None = None,
     k_weight: torch.Tensor | None = None,
     eps: float | None = None,
+    is_v_cleaned: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q (T, heads, head_dim), k and v (T, kv_heads, head_dim), contiguous, of ``qkv``'s dtype.
 
@@ -104,15 +106,18 @@ def rope(
     with i + head_dim / 2, ``"adjacent"`` 2i with 2i + 1. Arithmetic runs in the promoted dtype of
     qkv and table, one rounding per operation: fp32 tables round once at the end. With ``eps``, q
     and k are RMS-normalised per head first and multiplied by ``q_weight`` and ``k_weight``
-    (head_dim,).
+    (head_dim,). With ``is_v_cleaned`` (not with ``eps``) v comes with zeros for what is not finite:
+    see ``segment_attention``.
     """
     kv = heads if kv_heads is None else kv_heads
     _check(qkv, cos, sin, (heads + 2 * kv) * head_dim, head_dim, style)
     if eps is None:
         if q_weight is not None or k_weight is not None:
             raise ConfigError("rope: a norm weight without eps; give eps to normalise the heads")
-        result = _rope(qkv, cos, sin, heads, kv, head_dim, style)
+        result = _rope(qkv, cos, sin, heads, kv, head_dim, style, is_v_cleaned)
     else:
+        if is_v_cleaned:
+            raise ConfigError("rope: is_v_cleaned with eps; expected one of them")
         result = _norm_rope(qkv, cos, sin, q_weight, k_weight, eps, heads, kv, head_dim, style)
     q, k, v = result
     return q, k, v

@@ -21,9 +21,16 @@ def rope(
     kv_heads: int,
     head_dim: int,
     style: str,
+    is_v_cleaned: bool,
 ) -> Three:
     q, k, v = split(qkv, heads, kv_heads, head_dim)
-    return rotate(q, cos, sin, style), rotate(k, cos, sin, style), v.contiguous().clone()
+    own = cleaned(v) if is_v_cleaned else v.contiguous().clone()
+    return rotate(q, cos, sin, style), rotate(k, cos, sin, style), own
+
+
+def cleaned(v: torch.Tensor) -> torch.Tensor:
+    """``v``, contiguous, with zeros for what is not finite."""
+    return torch.nan_to_num(v.contiguous(), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def norm_rope(

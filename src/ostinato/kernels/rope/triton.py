@@ -131,6 +131,7 @@ def rope_kernel(
     has_q_weight: tl.constexpr,
     has_k_weight: tl.constexpr,
     rounds_each: tl.constexpr,
+    is_v_cleaned: tl.constexpr,
 ):
     block = tl.program_id(1)
     head_dim: tl.constexpr = 2 * half
@@ -166,19 +167,25 @@ def rope_kernel(
         column = tl.arange(0, 2 * columns)[None, :]
         mask = is_token & (head < kv_heads) & (column < head_dim)
         values = tl.load(row + (heads + kv_heads + head) * head_dim + column, mask=mask)
+        if is_v_cleaned:
+            is_finite = tl.abs(values.to(tl.float32)) < float("inf")
+            values = tl.where(is_finite, values, 0.0).to(v_pointer.dtype.element_ty)
         target = v_pointer + token * (kv_heads * head_dim) + head * head_dim
         tl.store(target + column, values, mask=mask)
 
 
-def rope(qkv, cos, sin, heads, kv_heads, head_dim, style):
-    return _launch(qkv, cos, sin, None, None, None, heads, kv_heads, head_dim, style)
+def rope(qkv, cos, sin, heads, kv_heads, head_dim, style, is_v_cleaned):
+    sizes = (heads, kv_heads, head_dim, style)
+    return _launch(qkv, cos, sin, None, None, None, *sizes, is_v_cleaned=is_v_cleaned)
 
 
 def norm_rope(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style):
     return _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style)
 
 
-def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style):
+def _launch(
+    qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style, *, is_v_cleaned=False
+):
     tokens = qkv.shape[0]
     if qkv.stride(1) != 1:
         qkv = qkv.contiguous()
@@ -215,6 +222,7 @@ def _launch(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, s
         has_q_weight=q_weight is not None,
         has_k_weight=k_weight is not None,
         rounds_each=promoted != torch.float32,
+        is_v_cleaned=is_v_cleaned,
         num_warps=warps,
         enable_fp_fusion=False,
     )

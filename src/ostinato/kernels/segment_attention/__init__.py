@@ -20,7 +20,8 @@ reference for all of them.
 """
 
 _ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor offsets, int max_length, float scale, str backend"
+    "Tensor q, Tensor k, Tensor v, Tensor offsets, int max_length, float scale, str backend, "
+    "bool is_v_finite"
 )
 _make_library: Any = torch.library.Library
 _library = _make_library("ostinato", "FRAGMENT")
@@ -38,6 +39,7 @@ def segment_attention(
     scale: float,
     out: Tensor | None = None,
     backend: str = "auto",
+    is_v_finite: bool = False,
 ) -> Tensor:
     """Softmax attention inside each segment, no mask, no dropout.
 
@@ -45,7 +47,9 @@ def segment_attention(
     dimension contiguous. ``offsets``: (segments + 1,) int32 on the same device, from 0 to T,
     never decreasing; equal neighbours are a segment without rows. ``max_length``: an upper bound
     of every segment's length; it is baked into a recording. Every row belongs to a segment, and
-    every row of the result is written.
+    every row of the result is written. Some backends read rows of the next segment with weight 0,
+    where NaN would show; ``is_v_finite`` tells that ``v`` holds none and no infinity, which spares
+    them a cleaned copy.
 
     Returns ``out`` if it was given (same shape and dtype as ``q``), else a new contiguous tensor.
     Raises ``ValueError`` for shapes, dtypes and backends that cannot be; wrong offsets are noticed
@@ -54,14 +58,16 @@ def segment_attention(
     _check(q, k, v, offsets, max_length, backend)
     if out is None:
         result: Tensor = torch.ops.ostinato.segment_attention.default(
-            q, k, v, offsets, max_length, scale, backend
+            q, k, v, offsets, max_length, scale, backend, is_v_finite
         )
         return result
     if out.shape != q.shape or out.dtype != q.dtype:
         raise ValueError(
             f"out must be {tuple(q.shape)} {q.dtype}, got {tuple(out.shape)} {out.dtype}"
         )
-    torch.ops.ostinato.segment_attention.out(q, k, v, offsets, max_length, scale, backend, out=out)
+    torch.ops.ostinato.segment_attention.out(
+        q, k, v, offsets, max_length, scale, backend, is_v_finite, out=out
+    )
     return out
 
 
@@ -85,7 +91,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, ba
 
 
 def _cpu(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, scale: float, backend: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    scale: float,
+    backend: str,
+    is_v_finite: bool,
 ) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     segment_attention_reference(q, k, v, offsets, max_length, scale, out)
@@ -100,6 +113,7 @@ def _cpu_out(
     max_length: int,
     scale: float,
     backend: str,
+    is_v_finite: bool,
     *,
     out: Tensor,
 ) -> None:
@@ -107,11 +121,18 @@ def _cpu_out(
 
 
 def _cuda(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, scale: float, backend: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    scale: float,
+    backend: str,
+    is_v_finite: bool,
 ) -> Tensor:
     from ostinato.kernels.segment_attention import cuda
 
-    return cuda.attend(q, k, v, offsets, max_length, scale, backend)
+    return cuda.attend(q, k, v, offsets, max_length, scale, backend, is_v_finite)
 
 
 def _cuda_out(
@@ -122,16 +143,24 @@ def _cuda_out(
     max_length: int,
     scale: float,
     backend: str,
+    is_v_finite: bool,
     *,
     out: Tensor,
 ) -> None:
     from ostinato.kernels.segment_attention import cuda
 
-    cuda.attend_out(q, k, v, offsets, max_length, scale, backend, out)
+    cuda.attend_out(q, k, v, offsets, max_length, scale, backend, is_v_finite, out)
 
 
 def _fake(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, scale: float, backend: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    scale: float,
+    backend: str,
+    is_v_finite: bool,
 ) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
@@ -144,6 +173,7 @@ def _fake_out(
     max_length: int,
     scale: float,
     backend: str,
+    is_v_finite: bool,
     *,
     out: Tensor,
 ) -> None:

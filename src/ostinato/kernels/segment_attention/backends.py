@@ -25,7 +25,7 @@ def _triton_misfit(call: Call) -> str:
 def _triton(call: Call, out: Tensor | None) -> Tensor:
     target = out if out is not None and out.stride(2) == 1 else None
     given = {} if target is None else {"out": target}
-    result: Tensor = _kernel(*call, **given)
+    result: Tensor = _kernel(*call[:6], **given)
     return result
 
 

@@ -20,6 +20,7 @@ class Call(NamedTuple):
     offsets: Tensor
     max_length: int
     scale: float
+    is_v_finite: bool = False
 
     @property
     def num_segments(self) -> int:

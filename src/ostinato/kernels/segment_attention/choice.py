@@ -70,7 +70,7 @@ class Chooser:
 
     def _key_of(self, call: Call) -> tuple[object, ...]:
         """The class of a call and what is hidden, worked out once for each form of call."""
-        q, k, v, offsets, max_length, _ = call
+        q, k, v, offsets, max_length = call[:5]
         form = (
             *(q.device, q.dtype, q.shape, offsets.shape, max_length, availability.hidden()),
             *(x.stride() for x in (q, k, v)),

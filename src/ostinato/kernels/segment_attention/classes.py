@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ostinato.kernels.segment_attention.tiles import SHORT
 
 _CAPACITIES = (1, 8, 64)
+MOST_ROWS = 16_384
 
 
 class LayoutClass(NamedTuple):
@@ -33,6 +34,9 @@ def layout_class(num_segments: int, max_length: int) -> LayoutClass:
 
 
 def row_class(num_rows: int) -> int:
-    """Rounded up to a power of two or one and a half times one."""
+    """Rounded up to a power of two or one and a half times one; ``MOST_ROWS`` for more: what is
+    fastest does not change there, and no request waits while it is found out anew.
+    """
+    num_rows = min(num_rows, MOST_ROWS)
     power = 1 << max(num_rows - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and num_rows <= power * 3 // 4 else power

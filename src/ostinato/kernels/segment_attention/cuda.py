@@ -23,12 +23,13 @@ def attend(
     max_length: int,
     scale: float,
     backend: str,
+    is_v_finite: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Arguments as in ``segment_attention``. Returns ``out`` or a new contiguous tensor."""
     if q.shape[0] == 0:
         return torch.empty_like(q) if out is None else out
-    call = Call(q, k, v, offsets, max_length, scale)
+    call = Call(q, k, v, offsets, max_length, scale, is_v_finite)
     result = _chosen(call, out) if backend == "auto" else _named(backend, call, out)
     if out is None or result is out:
         return result.contiguous()
@@ -44,10 +45,11 @@ def attend_out(
     max_length: int,
     scale: float,
     backend: str,
+    is_v_finite: bool,
     out: Tensor,
 ) -> None:
     """Writes into ``out``; without a copy where the backend can."""
-    attend(q, k, v, offsets, max_length, scale, backend, out)
+    attend(q, k, v, offsets, max_length, scale, backend, is_v_finite, out)
 
 
 def _named(name: str, call: Call, out: Tensor | None) -> Tensor:

@@ -32,9 +32,10 @@ def finite(call: Call) -> Call:
     The last tile of a segment's keys also holds rows of the next segment. Their weight is 0, but
     0 times NaN is NaN. A row that went wrong still shows in its own segment, through its key.
     """
-    if call.num_segments == 1:
+    if call.num_segments == 1 or call.is_v_finite:
         return call
-    return call._replace(v=torch.nan_to_num(call.v, nan=0.0, posinf=0.0, neginf=0.0))
+    v = torch.nan_to_num(call.v, nan=0.0, posinf=0.0, neginf=0.0)
+    return call._replace(v=v, is_v_finite=True)
 
 
 def attend(call: Call, out: Tensor | None) -> Tensor:
@@ -46,7 +47,7 @@ def attend_as_is(call: Call, out: Tensor | None) -> Tensor:
     """Without a look at what is finite: for measurements."""
     import fa3_fwd_interface  # registers the operator
 
-    q, k, v, offsets, longest, scale = call
+    q, k, v, offsets, longest, scale = call[:6]
     target = out if out is not None and out.stride(2) == 1 and is_aligned(out) else None
     if target is None:
         target = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -33,7 +33,7 @@ def _varlen_misfit(call: Call) -> str:
 
 
 def _varlen(call: Call, out: Tensor | None) -> Tensor:
-    q, k, v, offsets, longest, scale = call
+    q, k, v, offsets, longest, scale = call[:6]
     head_dim = q.shape[2]
     missing = -head_dim % _FLASH_HEAD_DIM_STEP
     inplace = getattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace", None)
