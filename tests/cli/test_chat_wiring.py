@@ -104,7 +104,12 @@ def test_text_tokens_and_their_way_back(client: TestClient, chat: Chat) -> None:
     ids = client.post("/tokenize", json={"model": MODEL, "prompt": "né"}).json()["tokens"]
     assert ids == [*"né".encode()]
     text = client.post("/detokenize", json={"model": MODEL, "tokens": ids}).json()
-    assert "né" in text.values()
+    assert text == {"prompt": "né"}
+    marked = {"prompt": "a é<|im_end|>", "add_special_tokens": True, "return_token_strs": True}
+    found = client.post("/tokenize", json=marked).json()
+    assert found["token_strs"] == ["a", "Ġ", "Ã", "©", "<|im_end|>"]
+    back = client.post("/detokenize", json={"tokens": found["tokens"]}).json()
+    assert back == {"prompt": marked["prompt"]}
     turns = [{"role": "user", "content": "hello"}]
     asked = {"model": MODEL, "messages": turns, "add_generation_prompt": False}
     refused = client.post("/tokenize", json=asked)

@@ -98,12 +98,15 @@ class ChatAdapter:
         raw = self._chat.token_bytes(token_id)
         return raw.decode(errors="replace"), raw
 
-    def tokenize(self, prompt: Prompt) -> Sequence[int]:
+    def tokenize(self, prompt: Prompt, *, adds_special: bool = False) -> Sequence[int]:
         with _places_of(prompt):
-            return self._chat.tokenize(_given(prompt))
+            return self._chat.tokenize(_given(prompt), adds_special=adds_special)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._chat.detokenize(token_ids)
+
+    def token_strs(self, token_ids: Sequence[int]) -> Sequence[str]:
+        return [self._chat.token_str(token_id) for token_id in token_ids]
 
     def describe(self) -> Mapping[str, Any]:
         config = self._chat.config

@@ -103,7 +103,9 @@ class StubChat:
                 self.vocabulary.append(word)
             return self.vocabulary.index(word)
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def tokenize(self, prompt: Prompt, *, adds_special: bool = False) -> list[int]:
+        if adds_special:
+            return [self.id_of("<begin>"), *self.tokenize(prompt)]
         if isinstance(prompt, tuple):
             return list(prompt)
         if isinstance(prompt, str):
@@ -123,6 +125,9 @@ class StubChat:
             if token >= len(self.vocabulary):
                 raise InputError(f"[token-id] {token}; expected less than {len(self.vocabulary)}")
         return "".join(self.vocabulary[token] for token in token_ids)
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        return [self.vocabulary[token].replace(" ", "Ġ") for token in token_ids]
 
     def answer_to(self, prompt: Prompt) -> str:
         """What is said: the last message again, and what was seen."""

@@ -171,11 +171,18 @@ class ChatService(Served, Protocol):
         with a media's ``place``) and ``Overloaded``.
         """
 
-    def tokenize(self, prompt: Prompt) -> Sequence[int]:
-        """The ids that ``submit`` would see. Raises ``InputError``."""
+    def tokenize(self, prompt: Prompt, *, adds_special: bool = False) -> Sequence[int]:
+        """The ids that ``submit`` would see; ``adds_special``: a text's with the tokens that the
+        tokenizer puts around one. Raises ``InputError``.
+        """
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids. Raises ``InputError`` for an id that does not exist."""
+        """The text of token ids, special tokens by their names. Raises ``InputError`` for an id
+        that does not exist.
+        """
+
+    def token_strs(self, token_ids: Sequence[int]) -> Sequence[str]:
+        """Each token as the vocabulary writes it. Raises ``InputError`` likewise."""
 
     def close(self) -> None:
         """Cancel what is under way (each gets its last delta) and end the thread."""

@@ -103,12 +103,17 @@ class CompletionRequest(SamplingRequest):
 
 
 class TokenizeRequest(_Strict):
-    """vLLM's. Exactly one of ``prompt`` and ``messages``."""
+    """vLLM's. Exactly one of ``prompt`` and ``messages``.
+
+    ``add_special_tokens``: of a prompt's ids; messages get what the template writes.
+    """
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_generation_prompt: bool = True
+    add_special_tokens: Flag = None
+    return_token_strs: Flag = None
 
 
 class DetokenizeRequest(_Strict):
