@@ -163,12 +163,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
         {"prompt": "once", "max_tokens": 2045},
         *("prompt", "context_length_exceeded", "2049 (4 in the prompt, 2045 in the completion)"),
     ),
-    "ids that do not exist": (COMPLETION, {"prompt": [1, 10**6]}, None, None, "token id 1000000"),
-    "an id that stands for an image": (COMPLETION, {"prompt": [261]}, None, None, "image_token_id"),
-    "no prompt": (COMPLETION, {"prompt": ""}, None, None, "empty"),
-    "a seed of 65 bits": (COMPLETION, {"prompt": "a", "seed": -(2**63)}, None, None, "seed"),
+    "ids that do not exist": (COMPLETION, {"prompt": [1, 10**6]}, "prompt", None, "id 1000000"),
+    "an id that stands for an image": (
+        *(COMPLETION, {"prompt": [261]}, "prompt", None, "image_token_id"),
+    ),
+    "no prompt": (COMPLETION, {"prompt": ""}, "prompt", None, "empty"),
     "a penalty of nothing": (
-        *(COMPLETION, {"prompt": "a", "repetition_penalty": 1e-9}, None, None, "repetition"),
+        COMPLETION,
+        {"prompt": "a", "repetition_penalty": 1e-8},
+        *("repetition_penalty", "request", "greater than or equal to 0.001; it is 1e-08"),
+    ),
+    "a conversation that is not answered": (
+        TOKENIZE,
+        _ask(HELLO, add_generation_prompt=False),
+        *("add_generation_prompt", "request", "is false; expected true"),
     ),
 }
 
@@ -188,6 +196,15 @@ def test_what_cannot_be_served_is_answered_400_with_its_field(
     assert said in error["message"]
     if code is not None:
         assert error["code"] == code
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_choices_have_seeds_of_their_own_at_both_ends(client: TestClient, seed: int) -> None:
+    body = {"prompt": "a", "n": 2, "max_tokens": 8, "temperature": 2}
+    one, two = client.post(COMPLETION, json={**body, "seed": seed}).json()["choices"]
+    following = -(2**63) if seed > 0 else seed + 1
+    alone = client.post(COMPLETION, json={**body, "n": 1, "seed": following}).json()["choices"]
+    assert two["text"] == alone[0]["text"] != one["text"]
 
 
 def test_media_that_the_engine_cannot_encode_and_a_step_that_fails(

@@ -140,12 +140,13 @@ class ChatAdapter:
 
 def _given(prompt: Prompt) -> object:
     """What ``Chat`` takes: messages, a text or token ids. Its template always opens the answer:
-    ``InputError`` for a conversation that should end before.
+    ``RefusedItem`` for a conversation that should end before.
     """
     if not isinstance(prompt, Conversation):
         return prompt
     if not prompt.is_answered_next:
-        raise InputError("add_generation_prompt is false; expected true, which the template does")
+        why = "[request] is false; expected true, which the template does"
+        raise RefusedItem("add_generation_prompt", InputError(why))
     return [
         {"role": message.role, "content": [_part(part) for part in message.parts]}
         for message in prompt.messages
@@ -155,13 +156,15 @@ def _given(prompt: Prompt) -> object:
 @contextmanager
 def _places_of(prompt: Prompt) -> Iterator[None]:
     """Errors name the field of the request, where the chat's own name its messages' parts."""
+    field = "messages" if isinstance(prompt, Conversation) else "prompt"
     try:
         yield
     except RefusedItem as refused:
         raise RefusedItem(_place(prompt, refused.place), refused.cause) from refused
     except PromptTooLong as refused:
-        field = "messages" if isinstance(prompt, Conversation) else "prompt"
         raise PromptTooLong(str(refused), place=field) from refused
+    except InputError as refused:
+        raise RefusedItem(field, refused) from refused
 
 
 def _place(prompt: Prompt, own: str) -> str:

@@ -35,13 +35,12 @@ class Tokens:
                 raise RefusedItem("add_special_tokens", InputError(f"[request] {_WHY_NONE}"))
             prompt = self._reader.conversation(request.messages, request.add_generation_prompt)
         ids = [int(token) for token in self._service.tokenize(prompt, adds_special=adds_special)]
+        strs = list(self._service.token_strs(ids)) if request.return_token_strs else None
         return {
             "count": len(ids),
             "max_model_len": self._service.max_context_tokens,
             "tokens": ids,
-            "token_strs": list(self._service.token_strs(ids))
-            if request.return_token_strs
-            else None,
+            "token_strs": strs,
         }
 
     def detokenize(self, body: bytes) -> dict[str, Any]:
