@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
 import ostinato
 from ostinato.assets.photograph import photograph_bytes
@@ -94,6 +96,31 @@ def test_a_photograph_and_a_second_turn(client: TestClient, chat: Chat) -> None:
     body = {"model": MODEL, "messages": [*messages, reply, again], "stream": True, **wishes}
     events = events_of(client.post("/v1/chat/completions", json=body).text)
     assert text_of(events) == chat.generate([*shown, reply, again], **wishes).text
+
+
+def test_the_encoders_routes_are_counted_as_an_encoders(client: TestClient, chat: Chat) -> None:
+    def counted(name: str) -> float:
+        rows = client.get("/metrics").text.splitlines()
+        return sum(float(row.split()[1]) for row in rows if row.startswith(f"{name} "))
+
+    def replies(route: str) -> float:
+        return counted(f'ostinato_replies_total{{route="{route}"}}')
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 96), (20, 90, 200)).save(buffer, "PNG")
+    picture = _image(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    before = {route: replies(route) for route in ("exact", "rung", "direct", "cache")}
+    calls = sum(chat.stats().encoder.calls.values())
+    for _ in range(2):
+        assert client.post(CHAT, json=_ask(picture, HELLO, max_tokens=1)).status_code == 200
+    found = {route: replies(route) - count for route, count in before.items()}
+    assert found["cache"] == 1 and sum(found.values()) == 2, found
+    stats = chat.stats().encoder
+    assert sum(stats.calls.values()) == calls + 1
+    for route, count in stats.calls.items():
+        assert counted(f"ostinato_service_calls_{route}") == count
+    assert counted("ostinato_service_num_recordings") == stats.num_recordings > 0
+    assert counted("ostinato_service_rows_padded") == stats.rows_padded
 
 
 def test_text_tokens_and_their_way_back(client: TestClient, chat: Chat) -> None:

@@ -13,6 +13,7 @@ import torch
 import ostinato
 from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import ChatFlags
+from ostinato.cli.wiring import encoder_numbers
 from ostinato.errors import InputError, PromptTooLong, RefusedItem, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.lm.contract import TokenLogprob as EngineLogprob
@@ -129,6 +130,7 @@ class ChatAdapter:
             "num_preemptions": engine.num_preempted,
             "recordings": sum(one.num_recordings for one in recorded),
             "recorded_bytes": stats.encoder.device_bytes_held,
+            **encoder_numbers(stats.encoder),
         }
 
     def events(self) -> Sequence[str]:

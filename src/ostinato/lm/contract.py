@@ -17,6 +17,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ostinato.errors import InputError
+from ostinato.recording.stats import RouteName
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Positions = npt.NDArray[np.int32]
@@ -154,13 +155,15 @@ class Media:
     """Something that has rows of embeddings, which are made when a prefill first needs them.
 
     ``content``: a digest of all that decides the rows; ``source``: whatever the encoder takes.
-    ``rows``: (n, width * (1 + DeepStack levels)) on the model's device once encoded.
+    ``rows``: (n, width * (1 + DeepStack levels)) on the model's device once encoded; ``route``: how
+    the encoder served them, ``None`` as long as nobody asked it.
     """
 
     content: bytes
     num_rows: int
     source: Any
     rows: Tensor | None = None
+    route: RouteName | None = None
 
 
 @dataclass(frozen=True, slots=True)

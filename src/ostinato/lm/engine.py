@@ -75,6 +75,14 @@ class Ticket:
         """Tokens of the prompt that were served from the cache; 0 until the first delta."""
         return self._sequence.num_cached
 
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """How each image and video was served: the encoder's route, or ``"cache"`` where the keys
+        were there already. Final once the request has ended.
+        """
+        media = {id(span.media): span.media for span in self._sequence.prompt.spans}
+        return tuple(one.route or "cache" for one in media.values())
+
     def cancel(self) -> None:
         """End the request; its last delta says ``"cancelled"`` unless it has ended already."""
         self._engine.cancel(self._sequence)

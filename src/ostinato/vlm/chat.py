@@ -231,9 +231,9 @@ class Chat:
 
 
 def encode_media(encoder: Encoder, media: Sequence[Media]) -> None:
-    """Give each its rows: one encoder call for the media of several requests."""
+    """Give each its rows and its route: one encoder call for the media of several requests."""
     with torch.inference_mode():
         for one, encoded in zip(
             media, encoder.encode_items([m.source for m in media]), strict=True
         ):
-            one.rows = encoded.packed
+            one.rows, one.route = encoded.packed, encoded.route.route

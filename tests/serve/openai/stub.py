@@ -50,6 +50,7 @@ class StubSubmission:
     prompt_tokens: int
     image_tokens: int
     cached_tokens: int | None = 3
+    routes: tuple[str, ...] = ()
     num_drawn: int = 0
     num_shown: int = 0
     is_cancelled: bool = False
@@ -165,6 +166,7 @@ class StubChat:
             if not is_stopped or len("".join(tokens)) < len(shown):
                 shown, finish = "".join(tokens)[: len(shown)], "length"
         made = StubSubmission(tokens, shown, finish, sampling, on_delta, num_prompt, images)  # type: ignore[arg-type]
+        made.routes = ("rung", "cache")[: images // IMAGE_TOKENS]
         with self.lock:
             self.submitted.append((prompt, sampling))
             self.running.append(made)

@@ -290,6 +290,14 @@ def test_metrics_have_vllms_names(client: TestClient) -> None:
     assert metric(client, "ostinato_ready") == 1
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_images_are_counted_by_how_they_were_served(client: TestClient, is_stream: bool) -> None:
+    client.post(CHAT, json=chat([part(b"cat"), part(b"dog")], n=2, stream=is_stream))
+    client.post(CHAT, json=chat([part(b"cat")], stream=is_stream))
+    assert metric(client, 'ostinato_replies_total{route="rung"}') == 3
+    assert metric(client, 'ostinato_replies_total{route="cache"}') == 2
+
+
 def test_a_url_is_read_only_where_a_flag_allows_it(client: TestClient) -> None:
     for url, code in [
         ("https://example.org/a.png", "no-network"),

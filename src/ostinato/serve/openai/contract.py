@@ -133,6 +133,12 @@ class Submission(Protocol):
     def cached_tokens(self) -> int | None:
         """Tokens of the prompt that were there already, once known."""
 
+    @property
+    def routes(self) -> Sequence[str]:
+        """How each image and video was served, once the answer has ended: exact, rung, direct, or
+        cache.
+        """
+
     def cancel(self) -> None:
         """End it soon; from any thread, any number of times, also after its end."""
 
