@@ -45,7 +45,8 @@ CPU_LENGTH = 2048
 """Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
 CPU_SEQUENCES = 4
 CPU_RUNGS = (32, 128)
-CPU_PATCHES = 256
+CPU_PATCHES = 1024
+"""An image of 448 x 448 pixels in both families; a warm-up for more takes long."""
 CHUNK = 2048
 INVARIANT_CHUNK = 512
 """Prompts are cut at its multiples, and share their beginnings in such units."""
