@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import BACKENDS, ChatFlags
 from ostinato.errors import InputError
 from ostinato.serve.openai.app import build_chat_app
+from ostinato.serve.openai.contract import Delta, Sampling
 from ostinato.serve.settings import ServerSettings
 from ostinato.vlm.chat import Chat
 from tests.serve.openai.chatting import events_of, text_of
@@ -58,6 +60,32 @@ def test_the_prefill_backend_reaches_the_library(
     assert given["prefill_compiler"] == (compiler or "eager")
     assert given["prefill_rungs"] == (16, 64)
     assert given["graph"].mode == "auto", "decode is recorded whatever prefill does"
+
+
+@pytest.mark.parametrize("rungs", [(), (32, 64)])
+def test_flags_that_cut_no_prompt_and_share_no_page(chat: Chat, rungs: tuple[int, ...]) -> None:
+    settings = Settings(ServerSettings(), "cpu", is_recording_on=False, cuda_visible_devices=None)
+    flags = ChatFlags(
+        chunk_tokens=-1, context_tokens=300, prefill_rungs=rungs, is_prefix_cache_on=False
+    )
+    service = load_chat_service(MODEL, settings, flags, device="cpu")
+    try:
+        prompt, how = "once upon a time " * 15, Sampling(max_tokens=5, temperature=0.0)
+        want = chat.generate(prompt, max_tokens=5, temperature=0.0)
+        for _ in range(2):
+            deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+            ticket = service.submit(prompt, how, deltas.put)
+            got = [deltas.get(timeout=60)]
+            while got[-1].finish_reason is None:
+                got.append(deltas.get(timeout=60))
+            assert tuple(i for delta in got for i in delta.token_ids) == want.token_ids
+            assert ticket.cached_tokens == 0
+        prefill = service._chat._engine._prefill._ladder
+        assert (prefill.top, prefill.fit(255)) == (304, 304)
+        counted = service.snapshot()
+        assert (counted["prefix_cache_queries"], counted["prefix_cache_hits"]) == (0, 0)
+    finally:
+        service.close()
 
 
 def test_which_models_can_be_talked_to() -> None:

@@ -47,3 +47,8 @@ def test_ordinary_images_are_served_by_recordings_on_a_cpu(model: str, side: int
         chat.generate(question(held.getvalue()), max_tokens=1)
         calls = chat.stats().encoder.calls
         assert (calls["direct"], sum(calls.values())) == (0, 1), chat.stats().encoder.reasons
+
+
+def test_prompts_that_are_not_cut_have_a_longest() -> None:
+    with pytest.raises(ConfigError, match="max_chunk is -1; expected with max_length"):
+        ostinato.load_chat("tiny-qwen3-vl", device="cpu", max_chunk=-1)

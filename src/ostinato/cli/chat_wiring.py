@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,7 +11,7 @@ import torch
 
 import ostinato
 from ostinato.cli.config import Settings
-from ostinato.cli.sglang_chat_flags import ChatFlags
+from ostinato.cli.sglang_chat_flags import WHOLE, ChatFlags
 from ostinato.cli.wiring import encoder_numbers
 from ostinato.errors import InputError, PromptTooLong, RefusedItem, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
@@ -125,7 +124,7 @@ class ChatAdapter:
             "num_running": engine.num_running,
             "num_waiting": engine.num_waiting,
             "cache_usage": 1 - engine.num_free_pages / max(engine.num_pages, 1),
-            "prefix_cache_queries": engine.prompt_tokens,
+            "prefix_cache_queries": engine.looked_up_tokens,
             "prefix_cache_hits": engine.cached_tokens,
             "num_preemptions": engine.num_preempted,
             "recordings": sum(one.num_recordings for one in recorded),
@@ -192,11 +191,10 @@ def _part(part: Text | Media) -> dict[str, Any]:
 def load_chat_service(
     model: str, settings: Settings, flags: ChatFlags | None = None, *, device: str
 ) -> ChatAdapter:
-    """The service for a chat: loaded and recorded; what is not done as asked is said in the log."""
+    """The service for a chat: loaded and recorded."""
     flags = flags or ChatFlags()
     chosen = settings.encoder
-    if not flags.is_prefix_cache_on:
-        logging.getLogger("ostinato").info("--disable-radix-cache: equal beginnings are shared")
+    is_whole = flags.chunk_tokens == WHOLE
     most = max([0, *flags.decode_rungs, flags.max_decode or 0, flags.max_running or 0])
     wished = [flags.chunk_tokens or 0, *flags.prefill_rungs]
     if device != "cpu":  # there a prefill of thousands of tokens is nothing to record
@@ -218,13 +216,14 @@ def load_chat_service(
         graph=graph,
         numerics=cast("Numerics", chosen.numerics),
         max_batch=most or None,
-        max_chunk=largest or None,
+        max_chunk=WHOLE if is_whole else largest or None,
         max_length=flags.context_tokens,
         max_waiting=settings.server.max_queued,
         decode_rungs=_up_to(flags.decode_rungs, most),
         prefill_rungs=_up_to(flags.prefill_rungs, largest),
         prefill_backend=cast("Name | None", flags.prefill_backend),
         prefill_compiler=cast("Compiler", flags.compiler or "eager"),
+        is_prefix_cache_on=flags.is_prefix_cache_on,
         top_patches=chosen.top_patches,
         workers=chosen.num_workers,
         **options,

@@ -47,13 +47,16 @@ EncodeMedia = Callable[[Ordered[Media]], None]
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot. ``finished``: requests by reason, ``"error"`` among them."""
+    """A snapshot. ``finished``: requests by reason, ``"error"`` among them; ``looked_up_tokens``:
+    those of prompts whose beginnings were looked for in the cache.
+    """
 
     num_waiting: int
     num_running: int
     num_pages: int
     num_free_pages: int
     prompt_tokens: int
+    looked_up_tokens: int
     cached_tokens: int
     generated_tokens: int
     num_preempted: int
@@ -186,6 +189,7 @@ class Engine:
             num_pages=scheduler.pool.num_pages,
             num_free_pages=scheduler.pool.num_free,
             prompt_tokens=self._counts["prompt"],
+            looked_up_tokens=self._counts["prompt"] if scheduler.is_prefix_cache_on else 0,
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
             num_preempted=scheduler.num_preempted,
