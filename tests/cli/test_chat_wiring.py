@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
+import queue
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from PIL import Image
 
 import ostinato
 from ostinato.assets.photograph import photograph_bytes
@@ -16,6 +19,7 @@ from ostinato.cli.config import Settings
 from ostinato.cli.sglang_chat_flags import BACKENDS, ChatFlags
 from ostinato.errors import InputError
 from ostinato.serve.openai.app import build_chat_app
+from ostinato.serve.openai.contract import Delta, Sampling
 from ostinato.serve.settings import ServerSettings
 from ostinato.vlm.chat import Chat
 from tests.serve.openai.chatting import events_of, text_of
@@ -58,6 +62,32 @@ def test_the_prefill_backend_reaches_the_library(
     assert given["graph"].mode == "auto", "decode is recorded whatever prefill does"
 
 
+@pytest.mark.parametrize("rungs", [(), (32, 64)])
+def test_flags_that_cut_no_prompt_and_share_no_page(chat: Chat, rungs: tuple[int, ...]) -> None:
+    settings = Settings(ServerSettings(), "cpu", is_recording_on=False, cuda_visible_devices=None)
+    flags = ChatFlags(
+        chunk_tokens=-1, context_tokens=300, prefill_rungs=rungs, is_prefix_cache_on=False
+    )
+    service = load_chat_service(MODEL, settings, flags, device="cpu")
+    try:
+        prompt, how = "once upon a time " * 15, Sampling(max_tokens=5, temperature=0.0)
+        want = chat.generate(prompt, max_tokens=5, temperature=0.0)
+        for _ in range(2):
+            deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+            ticket = service.submit(prompt, how, deltas.put)
+            got = [deltas.get(timeout=60)]
+            while got[-1].finish_reason is None:
+                got.append(deltas.get(timeout=60))
+            assert tuple(i for delta in got for i in delta.token_ids) == want.token_ids
+            assert ticket.cached_tokens == 0
+        prefill = service._chat._engine._prefill._ladder
+        assert (prefill.top, prefill.fit(255)) == (304, 304)
+        counted = service.snapshot()
+        assert (counted["prefix_cache_queries"], counted["prefix_cache_hits"]) == (0, 0)
+    finally:
+        service.close()
+
+
 def test_which_models_can_be_talked_to() -> None:
     assert is_chat(MODEL) and is_chat("tiny-qwen2.5-vl")
     assert not is_chat("tiny-qwen2-vl") and not is_chat("tiny-flux3-action")
@@ -96,6 +126,31 @@ def test_a_photograph_and_a_second_turn(client: TestClient, chat: Chat) -> None:
     assert text_of(events) == chat.generate([*shown, reply, again], **wishes).text
 
 
+def test_the_encoders_routes_are_counted_as_an_encoders(client: TestClient, chat: Chat) -> None:
+    def counted(name: str) -> float:
+        rows = client.get("/metrics").text.splitlines()
+        return sum(float(row.split()[1]) for row in rows if row.startswith(f"{name} "))
+
+    def replies(route: str) -> float:
+        return counted(f'ostinato_replies_total{{route="{route}"}}')
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 96), (20, 90, 200)).save(buffer, "PNG")
+    picture = _image(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    before = {route: replies(route) for route in ("exact", "rung", "direct", "cache")}
+    calls = sum(chat.stats().encoder.calls.values())
+    for _ in range(2):
+        assert client.post(CHAT, json=_ask(picture, HELLO, max_tokens=1)).status_code == 200
+    found = {route: replies(route) - count for route, count in before.items()}
+    assert found["cache"] == 1 and sum(found.values()) == 2, found
+    stats = chat.stats().encoder
+    assert sum(stats.calls.values()) == calls + 1
+    for route, count in stats.calls.items():
+        assert counted(f"ostinato_service_calls_{route}") == count
+    assert counted("ostinato_service_num_recordings") == stats.num_recordings > 0
+    assert counted("ostinato_service_rows_padded") == stats.rows_padded
+
+
 def test_text_tokens_and_their_way_back(client: TestClient, chat: Chat) -> None:
     body = {"model": MODEL, "prompt": "once upon", "max_tokens": 5, "temperature": 0}
     answer = client.post("/v1/completions", json=body)
@@ -104,7 +159,12 @@ def test_text_tokens_and_their_way_back(client: TestClient, chat: Chat) -> None:
     ids = client.post("/tokenize", json={"model": MODEL, "prompt": "né"}).json()["tokens"]
     assert ids == [*"né".encode()]
     text = client.post("/detokenize", json={"model": MODEL, "tokens": ids}).json()
-    assert "né" in text.values()
+    assert text == {"prompt": "né"}
+    marked = {"prompt": "a é<|im_end|>", "add_special_tokens": True, "return_token_strs": True}
+    found = client.post("/tokenize", json=marked).json()
+    assert found["token_strs"] == ["a", "Ġ", "Ã", "©", "<|im_end|>"]
+    back = client.post("/detokenize", json={"tokens": found["tokens"]}).json()
+    assert back == {"prompt": marked["prompt"]}
     turns = [{"role": "user", "content": "hello"}]
     asked = {"model": MODEL, "messages": turns, "add_generation_prompt": False}
     refused = client.post("/tokenize", json=asked)
@@ -158,12 +218,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str | None, str]] = {
         {"prompt": "once", "max_tokens": 2045},
         *("prompt", "context_length_exceeded", "2049 (4 in the prompt, 2045 in the completion)"),
     ),
-    "ids that do not exist": (COMPLETION, {"prompt": [1, 10**6]}, None, None, "token id 1000000"),
-    "an id that stands for an image": (COMPLETION, {"prompt": [261]}, None, None, "image_token_id"),
-    "no prompt": (COMPLETION, {"prompt": ""}, None, None, "empty"),
-    "a seed of 65 bits": (COMPLETION, {"prompt": "a", "seed": -(2**63)}, None, None, "seed"),
+    "ids that do not exist": (COMPLETION, {"prompt": [1, 10**6]}, "prompt", None, "id 1000000"),
+    "an id that stands for an image": (
+        *(COMPLETION, {"prompt": [261]}, "prompt", None, "image_token_id"),
+    ),
+    "no prompt": (COMPLETION, {"prompt": ""}, "prompt", None, "empty"),
     "a penalty of nothing": (
-        *(COMPLETION, {"prompt": "a", "repetition_penalty": 1e-9}, None, None, "repetition"),
+        COMPLETION,
+        {"prompt": "a", "repetition_penalty": 1e-8},
+        *("repetition_penalty", "request", "greater than or equal to 0.001; it is 1e-08"),
+    ),
+    "a conversation that is not answered": (
+        TOKENIZE,
+        _ask(HELLO, add_generation_prompt=False),
+        *("add_generation_prompt", "request", "is false; expected true"),
     ),
 }
 
@@ -183,6 +251,15 @@ def test_what_cannot_be_served_is_answered_400_with_its_field(
     assert said in error["message"]
     if code is not None:
         assert error["code"] == code
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_choices_have_seeds_of_their_own_at_both_ends(client: TestClient, seed: int) -> None:
+    body = {"prompt": "a", "n": 2, "max_tokens": 8, "temperature": 2}
+    one, two = client.post(COMPLETION, json={**body, "seed": seed}).json()["choices"]
+    following = -(2**63) if seed > 0 else seed + 1
+    alone = client.post(COMPLETION, json={**body, "n": 1, "seed": following}).json()["choices"]
+    assert two["text"] == alone[0]["text"] != one["text"]
 
 
 def test_media_that_the_engine_cannot_encode_and_a_step_that_fails(

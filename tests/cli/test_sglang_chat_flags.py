@@ -44,6 +44,8 @@ def test_every_flag_lands_in_its_field() -> None:
         max_running=16,
         is_prefix_cache_on=False,
     )
+    whole = read_chat_flags(["--chunked-prefill-size", "-1", "--context-length", "300"], silent)
+    assert whole == ChatFlags(chunk_tokens=-1, context_tokens=300)
     old = read_chat_flags(["--cuda-graph-bs", "1", "2", "--cuda-graph-max-bs", "8"], silent)
     assert old == ChatFlags(decode_rungs=(1, 2), max_decode=8)
 
@@ -68,6 +70,8 @@ def test_flags_without_effect_are_one_line_each() -> None:
         ("--cuda-graph-max-bs-prefill 0", "0: expected 1 to 2147483647"),
         ("--cuda-graph-bs-decode 1 x", "--cuda-graph-bs-decode x: expected a whole number"),
         ("--cuda-graph-bs-prefill", "--cuda-graph-bs-prefill needs a value"),
+        ("--chunked-prefill-size -1", "-1: expected with --context-length, tokens of the longest"),
+        ("--chunked-prefill-size -2", "-2: expected 1 to 2147483647"),
         ("--mem-fraction-static 1.5", "1.5: expected a number between 0 and 1"),
         ("--mem-fraction-static nan", "nan: expected a number between 0 and 1"),
         ("--cuda-graph-bs 1 --cuda-graph-bs-decode 2", "said before with another value"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from ostinato.lm.contract import Prompt, SamplingParams
 from ostinato.lm.kv_cache import PagePool, chain_of
 from ostinato.lm.sampling import SCRATCH, Sampler
@@ -20,14 +22,14 @@ def sequence(length: int, first: int = 0) -> Sequence:
     return Sequence(prompt, sampler, text, lambda delta: None, 100, chain_of(prompt, PAGE))
 
 
-def scheduler(num_pages: int, *waiting: Sequence, is_invariant: bool = False) -> Scheduler:
+def scheduler(num_pages: int, *waiting: Sequence, **how: bool) -> Scheduler:
     made = Scheduler(
         PagePool(num_pages),
         page_size=PAGE,
         max_batch=4,
         max_tokens=16,
         max_chunks=3,
-        is_invariant=is_invariant,
+        **how,
     )
     made.waiting.extend(waiting)
     return made
@@ -61,6 +63,30 @@ def test_a_long_prompt_leaves_shorter_ones_their_share_and_decoding_its_turn() -
     third = step(made)
     assert lengths(third, long, short, other) == [13, 0, 3]
     assert [step(made).is_prefill for _ in range(4)] == [False, True, False, True]
+
+
+def test_prompts_that_are_not_cut_share_a_step_where_all_of_them_fits() -> None:
+    long, short, other = sequence(13, 100), sequence(3, 200), sequence(9, 300)
+    made = scheduler(64, long, short, other, cuts_prompts=False)
+    assert lengths(step(made), long, short, other) == [13, 3, 0]
+    assert lengths(step(made), long, short, other) == [1, 1, 0]
+    assert lengths(step(made), long, short, other) == [0, 0, 9]
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_without_a_prefix_cache_a_prompt_is_computed_whole_each_time(is_invariant: bool) -> None:
+    for is_on, first in ((True, 16), (False, 0)):
+        made = scheduler(64, is_prefix_cache_on=is_on, is_invariant=is_invariant)
+        for start in (0, first):
+            one = sequence(20)
+            made.waiting.append(one)
+            plan = step(made)
+            assert plan.chunks[0].start == start
+            assert one.num_cached == start
+            while one.num_generated < 8:
+                step(made)
+            made.remove(one)
+        assert made.pool.num_free == 64
 
 
 def test_the_youngest_gives_way_and_comes_back_first() -> None:

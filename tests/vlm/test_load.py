@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import ostinato
 from ostinato.errors import ConfigError
@@ -32,3 +34,21 @@ def test_a_module_answers_as_its_checkpoint_does(tmp_path: Path, family: str) ->
         assert head.data_ptr() == module.lm_head.weight.data_ptr()
     with pytest.raises(ConfigError, match="no tokenizer"):
         ostinato.load_chat(module, device="cpu")
+
+
+@pytest.mark.parametrize(("model", "side"), [("tiny-qwen3-vl", 512), ("tiny-qwen2.5-vl", 448)])
+def test_ordinary_images_are_served_by_recordings_on_a_cpu(model: str, side: int) -> None:
+    held = io.BytesIO()
+    Image.effect_noise((side, side), 60).save(held, "png")  # 1024 patches
+    few: dict[str, Any] = {"prefill_rungs": (320,), "decode_rungs": (2,), "max_length": 512}
+    with ostinato.load_chat(
+        model, device="cpu", graph=ostinato.GraphConfig(ladder_ratio=8), **few
+    ) as chat:
+        chat.generate(question(held.getvalue()), max_tokens=1)
+        calls = chat.stats().encoder.calls
+        assert (calls["direct"], sum(calls.values())) == (0, 1), chat.stats().encoder.reasons
+
+
+def test_prompts_that_are_not_cut_have_a_longest() -> None:
+    with pytest.raises(ConfigError, match="max_chunk is -1; expected with max_length"):
+        ostinato.load_chat("tiny-qwen3-vl", device="cpu", max_chunk=-1)

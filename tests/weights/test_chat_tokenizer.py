@@ -33,6 +33,10 @@ def test_bytes_and_special_tokens() -> None:
     ids = tokenizer.encode("ä<|im_end|><|image_pad|>b")
     assert ids == [*"ä".encode(), 258, 261, ord("b")]
     assert tokenizer.decode(ids) == "äb"
+    assert tokenizer.decode(ids, has_special=True) == "ä<|im_end|><|image_pad|>b"
+    assert tokenizer.encode("b", adds_special=True) == [ord("b")]
+    strs = [tokenizer.token_str(i) for i in (*b"a \n", 258, 999)]
+    assert strs == ["a", "Ġ", "Ċ", "<|im_end|>", ""]
 
 
 def test_a_published_tokenizer_with_its_template_and_its_ends(tmp_path: Path) -> None:
@@ -44,6 +48,9 @@ def test_a_published_tokenizer_with_its_template_and_its_ends(tmp_path: Path) ->
     ids = tokenizer.encode("Grüße<|im_end|>")
     assert ids[-1] == 258
     assert tokenizer.decode(ids) == "Grüße"
+    assert tokenizer.decode(ids, has_special=True) == "Grüße<|im_end|>"
+    assert "".join(map(tokenizer.token_str, ids)) == "GrÃ¼ÃŁe<|im_end|>"
+    assert tokenizer.token_str(10**6) == ""
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 256]}))
     assert PublishedChatTokenizer(tmp_path, files).eos_ids == {256, 258}
     (tmp_path / "chat_template.jinja").unlink()
@@ -51,3 +58,16 @@ def test_a_published_tokenizer_with_its_template_and_its_ends(tmp_path: Path) ->
         PublishedChatTokenizer(tmp_path, files)
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ 1 }}"}))
     assert PublishedChatTokenizer(tmp_path, files).render(MESSAGES) == "1"
+
+
+def test_what_a_tokenizer_puts_around_a_text_is_there_where_asked_for(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    made = make_tokenizer()
+    made.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 257)]
+    )
+    made.save_pretrained(tmp_path)
+    tokenizer = PublishedChatTokenizer(tmp_path, LocalFiles(tmp_path))
+    assert tokenizer.encode("a", adds_special=True) == [257, *tokenizer.encode("a")]
+    assert len(tokenizer.encode("a")) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,7 +11,8 @@ import torch
 
 import ostinato
 from ostinato.cli.config import Settings
-from ostinato.cli.sglang_chat_flags import ChatFlags
+from ostinato.cli.sglang_chat_flags import WHOLE, ChatFlags
+from ostinato.cli.wiring import encoder_numbers
 from ostinato.errors import InputError, PromptTooLong, RefusedItem, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.lm.contract import TokenLogprob as EngineLogprob
@@ -98,12 +98,15 @@ class ChatAdapter:
         raw = self._chat.token_bytes(token_id)
         return raw.decode(errors="replace"), raw
 
-    def tokenize(self, prompt: Prompt) -> Sequence[int]:
+    def tokenize(self, prompt: Prompt, *, adds_special: bool = False) -> Sequence[int]:
         with _places_of(prompt):
-            return self._chat.tokenize(_given(prompt))
+            return self._chat.tokenize(_given(prompt), adds_special=adds_special)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         return self._chat.detokenize(token_ids)
+
+    def token_strs(self, token_ids: Sequence[int]) -> Sequence[str]:
+        return [self._chat.token_str(token_id) for token_id in token_ids]
 
     def describe(self) -> Mapping[str, Any]:
         config = self._chat.config
@@ -121,11 +124,12 @@ class ChatAdapter:
             "num_running": engine.num_running,
             "num_waiting": engine.num_waiting,
             "cache_usage": 1 - engine.num_free_pages / max(engine.num_pages, 1),
-            "prefix_cache_queries": engine.prompt_tokens,
+            "prefix_cache_queries": engine.looked_up_tokens,
             "prefix_cache_hits": engine.cached_tokens,
             "num_preemptions": engine.num_preempted,
             "recordings": sum(one.num_recordings for one in recorded),
             "recorded_bytes": stats.encoder.device_bytes_held,
+            **encoder_numbers(stats.encoder),
         }
 
     def events(self) -> Sequence[str]:
@@ -137,12 +141,13 @@ class ChatAdapter:
 
 def _given(prompt: Prompt) -> object:
     """What ``Chat`` takes: messages, a text or token ids. Its template always opens the answer:
-    ``InputError`` for a conversation that should end before.
+    ``RefusedItem`` for a conversation that should end before.
     """
     if not isinstance(prompt, Conversation):
         return prompt
     if not prompt.is_answered_next:
-        raise InputError("add_generation_prompt is false; expected true, which the template does")
+        why = "[request] is false; expected true, which the template does"
+        raise RefusedItem("add_generation_prompt", InputError(why))
     return [
         {"role": message.role, "content": [_part(part) for part in message.parts]}
         for message in prompt.messages
@@ -152,13 +157,15 @@ def _given(prompt: Prompt) -> object:
 @contextmanager
 def _places_of(prompt: Prompt) -> Iterator[None]:
     """Errors name the field of the request, where the chat's own name its messages' parts."""
+    field = "messages" if isinstance(prompt, Conversation) else "prompt"
     try:
         yield
     except RefusedItem as refused:
         raise RefusedItem(_place(prompt, refused.place), refused.cause) from refused
     except PromptTooLong as refused:
-        field = "messages" if isinstance(prompt, Conversation) else "prompt"
         raise PromptTooLong(str(refused), place=field) from refused
+    except InputError as refused:
+        raise RefusedItem(field, refused) from refused
 
 
 def _place(prompt: Prompt, own: str) -> str:
@@ -184,11 +191,10 @@ def _part(part: Text | Media) -> dict[str, Any]:
 def load_chat_service(
     model: str, settings: Settings, flags: ChatFlags | None = None, *, device: str
 ) -> ChatAdapter:
-    """The service for a chat: loaded and recorded; what is not done as asked is said in the log."""
+    """The service for a chat: loaded and recorded."""
     flags = flags or ChatFlags()
     chosen = settings.encoder
-    if not flags.is_prefix_cache_on:
-        logging.getLogger("ostinato").info("--disable-radix-cache: equal beginnings are shared")
+    is_whole = flags.chunk_tokens == WHOLE
     most = max([0, *flags.decode_rungs, flags.max_decode or 0, flags.max_running or 0])
     wished = [flags.chunk_tokens or 0, *flags.prefill_rungs]
     if device != "cpu":  # there a prefill of thousands of tokens is nothing to record
@@ -210,13 +216,14 @@ def load_chat_service(
         graph=graph,
         numerics=cast("Numerics", chosen.numerics),
         max_batch=most or None,
-        max_chunk=largest or None,
+        max_chunk=WHOLE if is_whole else largest or None,
         max_length=flags.context_tokens,
         max_waiting=settings.server.max_queued,
         decode_rungs=_up_to(flags.decode_rungs, most),
         prefill_rungs=_up_to(flags.prefill_rungs, largest),
         prefill_backend=cast("Name | None", flags.prefill_backend),
         prefill_compiler=cast("Compiler", flags.compiler or "eager"),
+        is_prefix_cache_on=flags.is_prefix_cache_on,
         top_patches=chosen.top_patches,
         workers=chosen.num_workers,
         **options,

@@ -16,6 +16,8 @@ from ostinato.errors import ConfigError
 
 BACKENDS = ("full", "tc_piecewise", "breakable", "disabled")
 COMPILERS = ("eager", "inductor")
+WHOLE = -1
+"""As the size of a chunk: prompts are not cut."""
 Number = TypeVar("Number", int, float)
 
 
@@ -23,7 +25,7 @@ Number = TypeVar("Number", int, float)
 class ChatFlags:
     """What the flags say. ``None``, or empty: not said, and resolved by whoever loads the model.
 
-    Sizes of prefill count tokens, those of decode count answers.
+    Sizes of prefill count tokens, those of decode count answers. ``chunk_tokens`` may be ``WHOLE``.
     """
 
     prefill_backend: str | None = None
@@ -61,6 +63,10 @@ def _size(name: str, text: str) -> int:
     if not 1 <= value < 1 << 31:
         raise ConfigError(f"{name} {text}: expected 1 to {(1 << 31) - 1}")
     return value
+
+
+def _chunk(name: str, text: str) -> int:
+    return WHOLE if text == str(WHOLE) else _size(name, text)
 
 
 def _sizes(name: str, text: str) -> tuple[int, ...]:
@@ -104,14 +110,18 @@ UNDERSTOOD: Mapping[str, _Reader] = {
     "--mem-fraction-static": _Reader(
         "memory_fraction", _fraction, "share of the memory for weights and the cache of keys"
     ),
-    "--chunked-prefill-size": _Reader("chunk_tokens", _size, "tokens of one piece of a prompt"),
+    "--chunked-prefill-size": _Reader(
+        "chunk_tokens",
+        _chunk,
+        "tokens of one piece of a prompt; -1 cuts none and needs --context-length",
+    ),
     "--context-length": _Reader("context_tokens", _size, "most tokens of prompt and answer"),
     "--max-running-requests": _Reader("max_running", _size, "most answers drawn at once"),
 }
 """Flags with a value that mean for a chat model what they mean in SGLang."""
 
 UNDERSTOOD_SWITCHES = {
-    "--disable-radix-cache": "said in the log: equal beginnings are shared all the same"
+    "--disable-radix-cache": "every prompt is computed whole, equal beginnings too"
 }
 
 ACCEPTED: Mapping[str, str] = {
@@ -187,6 +197,11 @@ def _checked(flags: ChatFlags) -> ChatFlags:
         raise ConfigError(
             f"--cuda-graph-tc-compiler {flags.compiler}: expected with "
             f"--cuda-graph-backend-prefill tc_piecewise, not {flags.prefill_backend}"
+        )
+    if flags.chunk_tokens == WHOLE and flags.context_tokens is None:
+        raise ConfigError(
+            f"--chunked-prefill-size {WHOLE}: expected with --context-length, tokens of the "
+            "longest prompt and answer, for a prefill as large is recorded; or leave it out"
         )
     return flags
 

@@ -18,6 +18,7 @@ import torch
 import ostinato
 from ostinato.cli.config import Settings
 from ostinato.errors import InputError
+from ostinato.recording.stats import Stats
 from ostinato.serve.service import Reply, Request, Service
 from ostinato.vision.content_cache import ContentCache, content_key
 from ostinato.vision.contract import VisionConfig
@@ -214,14 +215,7 @@ class EncoderService:
 
     def snapshot(self) -> Mapping[str, float]:
         """The runtime's counters, those that are plain numbers, and the cache's."""
-        stats = self._encoder.stats()
-        numbers = {
-            name: float(value)
-            for name, value in vars(stats).items()
-            if isinstance(value, int | float)
-        }
-        numbers |= {f"calls_{route}": float(count) for route, count in stats.calls.items()}
-        numbers["waste"] = stats.waste
+        numbers = encoder_numbers(self._encoder.stats())
         if self._cache is not None:
             cache = self._cache.stats()
             numbers |= {
@@ -250,6 +244,15 @@ class EncoderService:
     def _note(self, sentence: str) -> None:
         with self._lock:
             self._events.append(sentence)
+
+
+def encoder_numbers(stats: Stats) -> dict[str, float]:
+    """What a tower's recordings count, by the names of ``/metrics``; every server has the same."""
+    numbers = {
+        name: float(value) for name, value in vars(stats).items() if isinstance(value, int | float)
+    }
+    numbers |= {f"calls_{route}": float(count) for route, count in stats.calls.items()}
+    return numbers | {"waste": stats.waste}
 
 
 def _arrays(result: ostinato.Encoded) -> dict[str, np.ndarray[Any, Any]]:

@@ -37,7 +37,8 @@ class EngineSizes:
     """``max_batch``: sequences at once; ``max_chunk``: tokens of one prefill step, shared by up to
     ``max_chunks`` sequences; ``max_length``: tokens of a prompt and its reply; ``max_waiting``:
     requests in the queue. ``decode_rungs`` and ``prefill_rungs``: sizes to record instead of the
-    ladder's own; they reach ``max_batch`` and ``max_chunk``.
+    ladder's own; they reach ``max_batch`` and ``max_chunk``. Without ``cuts_prompts`` a prompt is
+    prefilled in one step, so ``max_chunk`` is ``max_length`` at least.
     """
 
     num_pages: int
@@ -49,6 +50,7 @@ class EngineSizes:
     max_waiting: int = 256
     decode_rungs: tuple[int, ...] | None = None
     prefill_rungs: tuple[int, ...] | None = None
+    cuts_prompts: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "max_length", "page_size", "max_batch", "max_chunk"):
@@ -57,6 +59,11 @@ class EngineSizes:
         if not 1 <= self.max_chunks <= self.max_chunk:
             raise ConfigError(
                 f"max_chunks is {self.max_chunks}; expected 1 to max_chunk, {self.max_chunk}"
+            )
+        if not self.cuts_prompts and self.max_chunk < self.max_length:
+            raise ConfigError(
+                f"max_chunk is {self.max_chunk}; expected max_length, {self.max_length}, or more "
+                "where prompts are not cut"
             )
         if self.max_length > self.num_pages * self.page_size:
             raise ConfigError(
@@ -138,11 +145,12 @@ def build_engine(
     num_levels: int,
     numerics: Numerics = "fast",
     backend: PrefillBackend = FULL,
+    is_prefix_cache_on: bool = True,
     warm_up: bool = True,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Engine:
     """An engine that has not started. ``num_levels``: DeepStack levels of a row of media;
-    ``backend``: of prefill.
+    ``backend``: of prefill. Without ``is_prefix_cache_on`` every prompt is computed whole.
 
     With ``warm_up`` every rung is recorded now; without, every step is direct. ``progress`` is
     told what is being recorded. ``numerics="invariant"`` works with ``invariant_sizes``, and
@@ -170,6 +178,8 @@ def build_engine(
         max_tokens=sizes.max_chunk,
         max_chunks=sizes.max_chunks,
         is_invariant=is_invariant,
+        cuts_prompts=sizes.cuts_prompts,
+        is_prefix_cache_on=is_prefix_cache_on,
     )
     return Engine(
         scheduler,

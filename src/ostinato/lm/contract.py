@@ -17,12 +17,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ostinato.errors import InputError
+from ostinato.recording.stats import RouteName
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Positions = npt.NDArray[np.int32]
 """(3, tokens): time, row and column; equal for text."""
 
-_LARGEST_SEED = 2**63 - 1
+_SEEDS = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ class SamplingParams:
             raise InputError(f"max_tokens is {self.max_tokens}; expected at least 1")
         if self.logprobs is not None and not 0 <= self.logprobs <= 20:
             raise InputError(f"logprobs is {self.logprobs}; expected 0 to 20")
-        if self.seed is not None and abs(self.seed) > _LARGEST_SEED:
-            raise InputError(f"seed is {self.seed}; expected 64 bits")
+        if self.seed is not None and self.seed not in _SEEDS:
+            raise InputError(f"seed is {self.seed}; expected {_SEEDS[0]} to {_SEEDS[-1]}")
         if any(not text for text in self.stop):
             raise InputError("stop holds an empty string")
 
@@ -154,13 +155,15 @@ class Media:
     """Something that has rows of embeddings, which are made when a prefill first needs them.
 
     ``content``: a digest of all that decides the rows; ``source``: whatever the encoder takes.
-    ``rows``: (n, width * (1 + DeepStack levels)) on the model's device once encoded.
+    ``rows``: (n, width * (1 + DeepStack levels)) on the model's device once encoded; ``route``: how
+    the encoder served them, ``None`` as long as nobody asked it.
     """
 
     content: bytes
     num_rows: int
     source: Any
     rows: Tensor | None = None
+    route: RouteName | None = None
 
 
 @dataclass(frozen=True, slots=True)

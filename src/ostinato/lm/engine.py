@@ -47,13 +47,16 @@ EncodeMedia = Callable[[Ordered[Media]], None]
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot. ``finished``: requests by reason, ``"error"`` among them."""
+    """A snapshot. ``finished``: requests by reason, ``"error"`` among them; ``looked_up_tokens``:
+    those of prompts whose beginnings were looked for in the cache.
+    """
 
     num_waiting: int
     num_running: int
     num_pages: int
     num_free_pages: int
     prompt_tokens: int
+    looked_up_tokens: int
     cached_tokens: int
     generated_tokens: int
     num_preempted: int
@@ -74,6 +77,14 @@ class Ticket:
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were served from the cache; 0 until the first delta."""
         return self._sequence.num_cached
+
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """How each image and video was served: the encoder's route, or ``"cache"`` where the keys
+        were there already. Final once the request has ended.
+        """
+        media = {id(span.media): span.media for span in self._sequence.prompt.spans}
+        return tuple(one.route or "cache" for one in media.values())
 
     def cancel(self) -> None:
         """End the request; its last delta says ``"cancelled"`` unless it has ended already."""
@@ -178,6 +189,7 @@ class Engine:
             num_pages=scheduler.pool.num_pages,
             num_free_pages=scheduler.pool.num_free,
             prompt_tokens=self._counts["prompt"],
+            looked_up_tokens=self._counts["prompt"] if scheduler.is_prefix_cache_on else 0,
             cached_tokens=self._counts["cached"],
             generated_tokens=self._counts["generated"],
             num_preempted=scheduler.num_preempted,

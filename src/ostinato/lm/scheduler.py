@@ -9,6 +9,9 @@ A step is planned while the one before is under way, so tokens count before they
 With ``is_invariant`` what computes a token is a matter of its own sequence alone: prompts are cut
 at multiples of the step's tokens, a chunk has a step to itself, only pages of whole chunks serve
 others, and a token that was generated is computed again as it was the first time, by a decode.
+
+Without ``cuts_prompts`` a step takes prompts whole, in order, as many as it holds. Without
+``is_prefix_cache_on`` no page serves a second sequence, and none is looked up.
 """
 
 from __future__ import annotations
@@ -116,7 +119,8 @@ class Plan(NamedTuple):
 
 class Scheduler:
     """``max_batch`` sequences run at once; a prefill takes ``max_chunks`` of them and
-    ``max_tokens`` tokens (with ``is_invariant`` one of them; whole pages).
+    ``max_tokens`` tokens (with ``is_invariant`` one of them; whole pages), which without
+    ``cuts_prompts`` are at least those of the longest sequence.
     """
 
     def __init__(
@@ -128,6 +132,8 @@ class Scheduler:
         max_tokens: int,
         max_chunks: int,
         is_invariant: bool = False,
+        cuts_prompts: bool = True,
+        is_prefix_cache_on: bool = True,
     ) -> None:
         self.pool = pool
         self.waiting: deque[Sequence] = deque()
@@ -138,6 +144,8 @@ class Scheduler:
         self._max_tokens = max_tokens
         self._max_chunks = max_chunks
         self._is_invariant = is_invariant
+        self._cuts_prompts = cuts_prompts
+        self.is_prefix_cache_on = is_prefix_cache_on
         self._slots = list(range(max_batch, SCRATCH, -1))
         self._was_prefill = False
 
@@ -152,7 +160,7 @@ class Scheduler:
             self._was_prefill = True
             if self._is_invariant:
                 return Plan(True, (self._own_chunk(prefilling[0]),))
-            return Plan(True, self._shares(prefilling))
+            return Plan(True, (self._shares if self._cuts_prompts else self._whole)(prefilling))
         self._was_prefill = False
         chunks = self._with_pages(decoding)
         if chunks:
@@ -189,6 +197,8 @@ class Scheduler:
 
     def _reused(self, sequence: Sequence) -> list[int]:
         """Pages of the longest known prefix; the last token is computed always."""
+        if not self.is_prefix_cache_on:
+            return []
         if not self._is_invariant:
             last = (len(sequence.token_ids) - 1) // self._page_size
             return self.pool.reuse(sequence.chain.digests[:last])
@@ -202,6 +212,16 @@ class Scheduler:
         start = sequence.num_computed
         end = (start // self._max_tokens + 1) * self._max_tokens
         return Chunk(sequence, start, min(end, sequence.num_prompt))
+
+    def _whole(self, prefilling: Ordered[Sequence]) -> tuple[Chunk, ...]:
+        """The oldest few, as long as all of them is in the step."""
+        chunks, room = [], self._max_tokens
+        for sequence in prefilling[: self._max_chunks]:
+            room -= sequence.num_left
+            if room < 0:
+                break
+            chunks.append(Chunk(sequence, sequence.num_computed, sequence.num_tokens))
+        return tuple(chunks)
 
     def _shares(self, prefilling: Ordered[Sequence]) -> tuple[Chunk, ...]:
         """The oldest few; what the shorter ones leave of an even share goes to the longer ones."""
@@ -246,6 +266,8 @@ class Scheduler:
         """
         sequence = chunk.sequence
         sequence.num_computed = chunk.end
+        if not self.is_prefix_cache_on:
+            return
         if self._is_invariant and not self._is_whole(chunk):
             return
         known = min(chunk.end, len(sequence.token_ids))

@@ -166,20 +166,31 @@ class Chat:
 
         return read(), ticket
 
-    def tokenize(self, messages: object) -> list[int]:
-        """Token ids of a chat (placeholders expanded) or of a text."""
+    def tokenize(self, messages: object, *, adds_special: bool = False) -> list[int]:
+        """Token ids of a chat (placeholders expanded) or of a text; ``adds_special``: a text's with
+        the tokens that the tokenizer puts around one, which Qwen's does not.
+        """
+        if adds_special and isinstance(messages, str):
+            return list(self._assembler.of_text(messages, adds_special=True).token_ids)
         return list(self._prompt(messages).token_ids)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; ``InputError`` for an id that the model does not have."""
+        """The text of token ids, special tokens by their names; ``InputError`` for an id that the
+        model does not have.
+        """
         for token_id in token_ids:
             self._check_id(token_id)
-        return self._tokenizer.decode(token_ids)
+        return self._tokenizer.decode(token_ids, has_special=True)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for, which may be half a letter."""
         self._check_id(token_id)
         return self._tokenizer.token_bytes(token_id)
+
+    def token_str(self, token_id: int) -> str:
+        """How the vocabulary writes one token."""
+        self._check_id(token_id)
+        return self._tokenizer.token_str(token_id)
 
     def _check_id(self, token_id: int) -> None:
         if type(token_id) is not int or not 0 <= token_id < self.config.lm.num_tokens:
@@ -220,9 +231,9 @@ class Chat:
 
 
 def encode_media(encoder: Encoder, media: Sequence[Media]) -> None:
-    """Give each its rows: one encoder call for the media of several requests."""
+    """Give each its rows and its route: one encoder call for the media of several requests."""
     with torch.inference_mode():
         for one, encoded in zip(
             media, encoder.encode_items([m.source for m in media]), strict=True
         ):
-            one.rows = encoded.packed
+            one.rows, one.route = encoded.packed, encoded.route.route

@@ -45,8 +45,11 @@ CPU_LENGTH = 2048
 """Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
 CPU_SEQUENCES = 4
 CPU_RUNGS = (32, 128)
-CPU_PATCHES = 256
+CPU_PATCHES = 1024
+"""An image of 448 x 448 pixels in both families; a warm-up for more takes long."""
 CHUNK = 2048
+WHOLE = -1
+"""As ``max_chunk``: prompts are not cut."""
 INVARIANT_CHUNK = 512
 """Prompts are cut at its multiples, and share their beginnings in such units."""
 
@@ -70,6 +73,7 @@ def load_chat(
     prefill_rungs: tuple[int, ...] | None = None,
     prefill_backend: PrefillName | None = None,
     prefill_compiler: Compiler = "eager",
+    is_prefix_cache_on: bool = True,
     top_patches: int | None = None,
     workers: int = 2,
     limits: Limits | None = None,
@@ -82,8 +86,10 @@ def load_chat(
     model, with which a ``tokenizer`` must be given (else it is the checkpoint's). ``num_pages`` of
     ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
     weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
-    sequences at once; ``max_chunk``: tokens of one prefill step; ``max_length``: of a request, at
-    most what the checkpoint allows; ``prefill_backend``: how prefill is recorded (``full``,
+    sequences at once; ``max_chunk``: tokens of one prefill step, ``-1`` the longest prompt's, so
+    that none is cut (with ``max_length``: a prefill as large is recorded); ``max_length``: of a
+    request, at most what the checkpoint allows; ``is_prefix_cache_on``: equal beginnings of prompts
+    are computed once; ``prefill_backend``: how prefill is recorded (``full``,
     ``breakable``, ``tc_piecewise`` with ``prefill_compiler`` ``eager`` or ``inductor``,
     ``disabled``), ``None`` is the fastest on this machine; ``top_patches``: of the largest recorded
     encoder call. ``warm_up``: record every rung now (else all is direct). ``progress`` is told what
@@ -96,6 +102,8 @@ def load_chat(
     if not 0.0 < mem_fraction_static < 1.0:
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
     where = _device(device)
+    if max_chunk == WHOLE and max_length is None:
+        raise ConfigError("max_chunk is -1; expected with max_length: so large a step is recorded")
     graph = graph or GraphConfig()
     config, tokenizer, sampling = _published(model, tokenizer)
     decoder = load_decoder(model, device=where, dtype=dtype)
@@ -128,6 +136,10 @@ def load_chat(
         most = decoder.config.max_positions
         longest = min(max_length or (CPU_LENGTH if is_cpu else most), most)
         fewest = -(-longest // page_size)
+        is_whole = max_chunk == WHOLE
+        if is_whole:
+            max_chunk = max(fewest * page_size, *(prefill_rungs or (0,)))
+            prefill_rungs = prefill_rungs and tuple(sorted({*prefill_rungs, max_chunk}))
         sizes = EngineSizes(
             num_pages=num_pages or (CPU_SEQUENCES * fewest if is_cpu else fewest),
             max_length=min(longest, (num_pages or fewest) * page_size),
@@ -138,6 +150,7 @@ def load_chat(
             max_waiting=max_waiting,
             decode_rungs=decode_rungs,
             prefill_rungs=prefill_rungs or (CPU_RUNGS if is_cpu and max_chunk is None else None),
+            cuts_prompts=not is_whole,
         )
         backend = choose_backend(
             prefill_backend,
@@ -169,6 +182,7 @@ def load_chat(
             num_levels=num_levels,
             numerics=numerics,
             backend=backend,
+            is_prefix_cache_on=is_prefix_cache_on,
             warm_up=warm_up,
             progress=progress,
         )

@@ -66,10 +66,10 @@ class Assembler:
         self._tokenizer = tokenizer
         self._preprocessor = preprocessor
 
-    def of_text(self, text: str) -> Prompt:
-        """A prompt without a template and without media."""
+    def of_text(self, text: str, *, adds_special: bool = False) -> Prompt:
+        """A prompt without a template and without media; see ``ChatTokenizer.encode``."""
         check_text(text, "the prompt")
-        return Prompt.of_text(self._tokenizer.encode(text))
+        return Prompt.of_text(self._tokenizer.encode(text, adds_special=adds_special))
 
     def of_ids(self, token_ids: Sequence[int]) -> Prompt:
         """A prompt that is tokens already; media have no place in it."""

@@ -19,7 +19,9 @@ Message = Mapping[str, Any]
 
 
 class ChatTokenizer(Protocol):
-    """Special tokens are recognised in text, and left out where ids are decoded."""
+    """Special tokens are recognised in text; where ids are decoded they are left out unless they
+    are asked for.
+    """
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -28,12 +30,19 @@ class ChatTokenizer(Protocol):
     def render(self, messages: Sequence[Message]) -> str:
         """The chat as the model has seen chats, the answer's opening at the end."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        """Ids of a text; ``adds_special``: with the tokens that the tokenizer puts around one."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, has_special: bool = False) -> str:
+        """Text of ids; ``has_special``: with special tokens, by their names."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for; special tokens by their names, empty beyond the last."""
+
+    def token_str(self, token_id: int) -> str:
+        """How the vocabulary writes a token (a byte that cannot be printed as a letter that can);
+        empty beyond the last.
+        """
 
 
 class ByteChatTokenizer:
@@ -55,20 +64,26 @@ class ByteChatTokenizer:
         turns = [f"<|im_start|>{m['role']}\n{_as_text(m)}<|im_end|>\n" for m in messages]
         return "".join(turns) + "<|im_start|>assistant\n"
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        ids: list[int] = []  # as Qwen's tokenizers, it puts none around a text
         for i, piece in enumerate(self._split.split(text)):
             ids += [256 + self.specials.index(piece)] if i % 2 else piece.encode()
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(i for i in token_ids if i < 256).decode(errors="replace")
+    def decode(self, token_ids: Sequence[int], *, has_special: bool = False) -> str:
+        shown = [i for i in token_ids if has_special or i < 256]
+        return b"".join(map(self.token_bytes, shown)).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:
             return bytes([token_id])
         place = token_id - 256
         return self.specials[place].encode() if place < len(self.specials) else b""
+
+    def token_str(self, token_id: int) -> str:
+        if token_id < 256:
+            return _letters_of_bytes()[token_id]
+        return self.token_bytes(token_id).decode()
 
 
 def _as_text(message: Message) -> str:
@@ -108,12 +123,12 @@ class PublishedChatTokenizer:
             raise InputError(f"the chat template refuses these messages: {error}") from error
         return text
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+    def encode(self, text: str, *, adds_special: bool = False) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=adds_special)["input_ids"])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, has_special: bool = False) -> str:
         text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(token_ids), skip_special_tokens=not has_special, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -126,6 +141,9 @@ class PublishedChatTokenizer:
             return str(token).encode()
         return bytes(letters[letter] for letter in token)
 
+    def token_str(self, token_id: int) -> str:
+        return self._tokenizer.convert_ids_to_tokens(token_id) or ""
+
 
 @cache
 def _bytes_of_letters() -> dict[str, int]:
@@ -134,6 +152,11 @@ def _bytes_of_letters() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printed]
     named = {chr(byte): byte for byte in printed}
     return named | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+@cache
+def _letters_of_bytes() -> dict[int, str]:
+    return {byte: letter for letter, byte in _bytes_of_letters().items()}
 
 
 def _template(files: Files) -> str | None:

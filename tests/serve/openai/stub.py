@@ -50,6 +50,7 @@ class StubSubmission:
     prompt_tokens: int
     image_tokens: int
     cached_tokens: int | None = 3
+    routes: tuple[str, ...] = ()
     num_drawn: int = 0
     num_shown: int = 0
     is_cancelled: bool = False
@@ -103,7 +104,9 @@ class StubChat:
                 self.vocabulary.append(word)
             return self.vocabulary.index(word)
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
+    def tokenize(self, prompt: Prompt, *, adds_special: bool = False) -> list[int]:
+        if adds_special:
+            return [self.id_of("<begin>"), *self.tokenize(prompt)]
         if isinstance(prompt, tuple):
             return list(prompt)
         if isinstance(prompt, str):
@@ -123,6 +126,9 @@ class StubChat:
             if token >= len(self.vocabulary):
                 raise InputError(f"[token-id] {token}; expected less than {len(self.vocabulary)}")
         return "".join(self.vocabulary[token] for token in token_ids)
+
+    def token_strs(self, token_ids: Sequence[int]) -> list[str]:
+        return [self.vocabulary[token].replace(" ", "Ġ") for token in token_ids]
 
     def answer_to(self, prompt: Prompt) -> str:
         """What is said: the last message again, and what was seen."""
@@ -160,6 +166,7 @@ class StubChat:
             if not is_stopped or len("".join(tokens)) < len(shown):
                 shown, finish = "".join(tokens)[: len(shown)], "length"
         made = StubSubmission(tokens, shown, finish, sampling, on_delta, num_prompt, images)  # type: ignore[arg-type]
+        made.routes = ("rung", "cache")[: images // IMAGE_TOKENS]
         with self.lock:
             self.submitted.append((prompt, sampling))
             self.running.append(made)

@@ -127,15 +127,19 @@ def test_what_asks_for_nothing_is_accepted(client: TestClient, name: str) -> Non
     ("change", "param", "words"),
     [
         ({"frobnicate": 1}, "frobnicate", "there is no such field"),
-        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
-        ({"temperature": "1"}, "temperature", "valid number"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"n": 0}, "n", "greater than or equal to 1"),
-        ({"n": 10**9}, "n", "more than 64 answers"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2; it is 2.5"),
+        ({"temperature": "1"}, "temperature", 'valid number; it is "1"'),
+        ({"top_p": 0}, "top_p", "greater than or equal to 0.000000001"),
+        ({"repetition_penalty": 1e-8}, "repetition_penalty", "equal to 0.001; it is 1e-08"),
+        ({"n": 0}, "n", "greater than or equal to 1; it is 0"),
+        ({"n": 10**9}, "n", "is 1000000000; expected at most 64"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "is 1, and"),
         ({"seed": 2**63}, "seed", "less than"),
         ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 items after validation, not 17"),
+        ({"stop": 5}, "stop", "a valid string or a valid list; it is 5"),
+        ({"stop": ["x" * 2000]}, "stop[0]", f'at most 1024 characters; it is "{"x" * 80}..."'),
         ({"stop": ["a", ""]}, "stop[1]", "at least 1 character"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
@@ -148,8 +152,13 @@ def test_what_asks_for_nothing_is_accepted(client: TestClient, name: str) -> Non
             "should be False",
         ),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": None}, "messages", "valid list"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "'tool'"),
+        ({"messages": None}, "messages", "valid list; it is null"),
+        ({"messages": ["x"]}, "messages[0]", 'should be an object; it is "x"'),
+        (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
+            "messages[0].role",
+            "should be 'system', 'developer', 'user' or 'assistant'; it is \"tool\"",
+        ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "Field required"),
         (
@@ -181,6 +190,7 @@ def test_wrong_values_are_refused_with_their_place(
         ({"type": "file"}, ".type", "'file'; expected"),
         ({"type": "text"}, ".text", "is missing"),
         ({"type": "image_url"}, ".image_url", "is missing"),
+        ({"type": "image_url", "image_url": 3}, ".image_url", "an object or a valid string; it is"),
         ({"type": "image_url", "image_url": {"url": 3}}, ".image_url.url", "valid string"),
         (
             {"type": "image_url", "image_url": {"url": "data:,x", "detail": "low"}},
@@ -202,11 +212,34 @@ def test_too_many_images_are_refused_before_any_is_read(client: TestClient) -> N
     assert error["message"] == "messages: [request] 3 images and videos, at most 2"
 
 
+STRING_OR_LIST = "valid string or a valid list"
+
+
 @pytest.mark.parametrize(
-    "prompt", [None, [], 3, [""] * 65, [[]], [["a"]], [1.5], {"a": 1}, [-1], [2**31]]
+    ("prompt", "place", "words"),
+    [
+        (None, "prompt", f"{STRING_OR_LIST}; it is null"),
+        (3, "prompt", f"{STRING_OR_LIST}; it is 3"),
+        ({"a": 1}, "prompt", f"{STRING_OR_LIST}; it is an object"),
+        ([], "prompt", "at least 1 item"),
+        ([""] * 65, "prompt", "is a list of 65; expected at most 64"),
+        ([[1]] * 65, "prompt", "is a list of 65; expected at most 64"),
+        ([[]], "prompt[0]", "at least 1 item"),
+        ([["a"]], "prompt[0][0]", 'valid integer; it is "a"'),
+        ([1.5], "prompt[0]", "a valid string or a valid integer or a valid list; it is 1.5"),
+        ([-1], "prompt[0]", "greater than or equal to 0; it is -1"),
+        ([2**31], "prompt[0]", f"less than {2**31}; it is {2**31}"),
+    ],
 )
-def test_a_prompt_is_texts_or_ids(client: TestClient, prompt: Any) -> None:
-    assert refused(client, completion(prompt), COMPLETION)["code"] == "request"
+def test_a_prompt_is_texts_or_ids(client: TestClient, prompt: Any, place: str, words: str) -> None:
+    error = refused(client, completion(prompt), COMPLETION)
+    assert (error["code"], error["param"]) == ("request", place)
+    assert words in error["message"]
+
+
+def test_answers_to_several_prompts_are_counted_together(client: TestClient) -> None:
+    error = refused(client, completion(["a"] * 33, n=2), COMPLETION)
+    assert error["message"] == "n: [request] is 2 for each of 33 prompts; expected at most 1"
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b'{"temperature": NaN}', b"\xff"])

@@ -96,7 +96,7 @@ def test_a_full_server_answers_at_once_and_recovers() -> None:
         service.may_draw.set()
         assert [read(connection)[0] for connection in held] == [200, 200]
         status, body = read(post(port, chat(n=3)))  # as many places as answers: never served
-        assert status == 400 and "3 answers are asked for; at most 2 may be" in body
+        assert status == 400 and "n: [request] is 3; expected at most 2" in body
         assert read(post(port, chat(n=2)))[0] == 200
 
 

@@ -243,6 +243,23 @@ def test_tokens_there_and_back(client: TestClient) -> None:
     assert "either prompt or messages" in refused(client, both, "/tokenize")["message"]
 
 
+def test_tokens_by_vllms_options(client: TestClient) -> None:
+    asked = {"prompt": "hello there"}
+    plain = client.post("/tokenize", json=asked).json()
+    assert plain["token_strs"] is None
+    for off in (False, None):
+        assert client.post("/tokenize", json=asked | {"add_special_tokens": off}).json() == plain
+    options = {"add_special_tokens": True, "return_token_strs": True}
+    found = client.post("/tokenize", json=asked | options).json()
+    assert found["token_strs"] == ["<begin>", "hello", "Ġthere"]
+    assert found["count"] == 3 and found["tokens"][1:] == plain["tokens"]
+    messages = {"messages": chat("hello")["messages"]}
+    told = client.post("/tokenize", json={**messages, "return_token_strs": True}).json()
+    assert told["token_strs"] == ["<user>", "hello", "<answer>"]
+    error = refused(client, messages | options, "/tokenize")
+    assert error["param"] == "add_special_tokens" and "expected false" in error["message"]
+
+
 def test_models_can_be_listed_and_looked_up(client: TestClient) -> None:
     (listed,) = client.get("/v1/models").json()["data"]
     assert (listed["id"], listed["max_model_len"]) == ("stub-chat", 2000)
@@ -271,6 +288,14 @@ def test_metrics_have_vllms_names(client: TestClient) -> None:
     assert metric(client, f"vllm:kv_cache_usage_perc{one}") == 0.25
     assert metric(client, f"vllm:prefix_cache_hits_total{one}") == 6
     assert metric(client, "ostinato_ready") == 1
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_images_are_counted_by_how_they_were_served(client: TestClient, is_stream: bool) -> None:
+    client.post(CHAT, json=chat([part(b"cat"), part(b"dog")], n=2, stream=is_stream))
+    client.post(CHAT, json=chat([part(b"cat")], stream=is_stream))
+    assert metric(client, 'ostinato_replies_total{route="rung"}') == 3
+    assert metric(client, 'ostinato_replies_total{route="cache"}') == 2
 
 
 def test_a_url_is_read_only_where_a_flag_allows_it(client: TestClient) -> None:

@@ -30,12 +30,6 @@ from ostinato.serve.openai.schemas import (
 from ostinato.serve.openai.settings import ChatSettings
 from ostinato.serve.settings import MediaPolicy, ServerSettings
 
-ROLES: dict[str, Literal["system", "user", "assistant"]] = {
-    "system": "system",
-    "developer": "system",  # OpenAI's newer name of it
-    "user": "user",
-    "assistant": "assistant",
-}
 DEFAULT_COMPLETION_TOKENS = 16
 DIRECT_FIELDS = (
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
@@ -95,13 +89,22 @@ class AskReader:
     def _ask(self, request: SamplingRequest, num_prompts: int, **chosen: Any) -> Ask:
         check_model(request.model, self._service)
         num_choices = request.n or 1
-        if num_choices * num_prompts > self._chat.max_choices:
-            raise _refused("n", f"asks for more than {self._chat.max_choices} answers at once")
+        self._check_count(num_prompts, num_choices)
         if request.stream_options is not None and not request.stream:
             raise _refused("stream_options", "needs stream to be true")
         has_usage_chunk = bool(request.stream_options and request.stream_options.include_usage)
         sampling = replace(sampling_of(request, self._service.defaults), **chosen)
         return Ask((), sampling, num_choices, bool(request.stream), has_usage_chunk)
+
+    def _check_count(self, num_prompts: int, num_choices: int) -> None:
+        """More answers than there can ever be room for are no matter of waiting."""
+        limit = min(self._chat.max_choices, self._settings.max_queued)
+        if num_prompts > limit:
+            raise _refused("prompt", f"is a list of {num_prompts}; expected at most {limit}")
+        if num_choices * num_prompts > limit:
+            each = f" for each of {num_prompts} prompts" if num_prompts > 1 else ""
+            most = limit // num_prompts
+            raise _refused("n", f"is {num_choices}{each}; expected at most {most}")
 
     def conversation(self, messages: list[Message], is_answered_next: bool = True) -> Conversation:
         """The messages with the bytes of their media. Raises ``InputError``."""
@@ -140,11 +143,8 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Pro
 
 
 def _message(message: Message, place: str, policy: MediaPolicy) -> ChatMessage:
-    role = ROLES.get(message.role)
-    if role is None:
-        raise _refused(
-            f"{place}.role", f"{message.role[:80]!r}; expected one of {', '.join(ROLES)}"
-        )
+    # developer is OpenAI's newer name of system
+    role = "system" if message.role == "developer" else message.role
     content = message.content
     if content is None:
         raise _refused(f"{place}.content", "is missing; expected text or a list of parts")

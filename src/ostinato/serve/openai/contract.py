@@ -133,6 +133,12 @@ class Submission(Protocol):
     def cached_tokens(self) -> int | None:
         """Tokens of the prompt that were there already, once known."""
 
+    @property
+    def routes(self) -> Sequence[str]:
+        """How each image and video was served, once the answer has ended: exact, rung, direct, or
+        cache.
+        """
+
     def cancel(self) -> None:
         """End it soon; from any thread, any number of times, also after its end."""
 
@@ -171,11 +177,18 @@ class ChatService(Served, Protocol):
         with a media's ``place``) and ``Overloaded``.
         """
 
-    def tokenize(self, prompt: Prompt) -> Sequence[int]:
-        """The ids that ``submit`` would see. Raises ``InputError``."""
+    def tokenize(self, prompt: Prompt, *, adds_special: bool = False) -> Sequence[int]:
+        """The ids that ``submit`` would see; ``adds_special``: a text's with the tokens that the
+        tokenizer puts around one. Raises ``InputError``.
+        """
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids. Raises ``InputError`` for an id that does not exist."""
+        """The text of token ids, special tokens by their names. Raises ``InputError`` for an id
+        that does not exist.
+        """
+
+    def token_strs(self, token_ids: Sequence[int]) -> Sequence[str]:
+        """Each token as the vocabulary writes it. Raises ``InputError`` likewise."""
 
     def close(self) -> None:
         """Cancel what is under way (each gets its last delta) and end the thread."""

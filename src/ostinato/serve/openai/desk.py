@@ -120,6 +120,7 @@ class Desk:
         async for arrival in arrivals:
             job.times.arrived(arrival)
             choices[arrival.index].add(arrival.delta, is_kept=True)
+        self._metrics.count_routes(job.generation)
         job.end("error")  # nothing is left that could be counted so
         body = dumps(
             {
@@ -148,6 +149,7 @@ class Desk:
                 choice.add(arrival.delta, is_kept=False)
                 for entry in job.shape.chunks(choice, arrival.delta):
                     yield event({**head, "choices": [entry], **no_usage})
+            self._metrics.count_routes(job.generation)
             if ask.has_usage_chunk:
                 yield event({**head, "choices": [], "usage": _usage(job, choices)})
         except Exception as error:

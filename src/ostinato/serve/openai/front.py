@@ -12,7 +12,7 @@ import math
 import threading
 import time
 
-from ostinato.errors import InputError, Overloaded, RefusedItem
+from ostinato.errors import Overloaded
 from ostinato.serve.device_thread import Phase
 from ostinato.serve.openai.contract import ChatService
 
@@ -31,8 +31,8 @@ class Place:
         self.num_bytes = num_bytes
 
     def widen(self, num_answers: int) -> None:
-        """Room for this many answers, or ``Overloaded``; the body is parsed by now. Raises
-        ``RefusedItem`` for more than there can ever be room for.
+        """Room for this many answers, or ``Overloaded``; the body is parsed by now, and who asks
+        for more than there can ever be room for is refused.
         """
         self._front.widen(self, num_answers)
 
@@ -110,9 +110,6 @@ class Front:
 
     def widen(self, place: Place, num_answers: int) -> None:
         """See ``Place``."""
-        if num_answers > self._max_open:
-            why = f"{num_answers} answers are asked for; at most {self._max_open} may be under way"
-            raise RefusedItem("n", InputError(f"[too-many-answers] {why}"))
         with self._changed:
             if place not in self._places:
                 raise Overloaded("the client has left", retry_after_s=1)

@@ -102,6 +102,11 @@ class Generation:
         told = [count for count in known if count is not None]
         return sum(told) if len(told) == len(known) else None
 
+    @property
+    def routes(self) -> list[str]:
+        """How the images and videos of every answer were served."""
+        return [route for submission in self._submissions for route in submission.routes]
+
     def _firsts(self) -> list[Submission]:
         per_prompt = max(1, self._num_begun // self._num_prompts)
         return self._submissions[: self._num_begun : per_prompt]

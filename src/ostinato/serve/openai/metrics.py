@@ -119,6 +119,10 @@ class ChatMetrics:
         """Read what runs and waits whenever the page is asked for."""
         self._shared.registry.register(_EngineCollector(self._service, count_open))
 
+    def count_routes(self, generation: Generation) -> None:
+        """Count the images and videos of a request that was answered, by how they were served."""
+        self._shared.count_routes(generation.routes)
+
     def count_finished(self, reason: str) -> None:
         """``stop``, ``length``, ``abort`` (the client left) or ``error``."""
         self._finished.labels(self._name, reason).inc()

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from ostinato.errors import InputError, RefusedItem
 from ostinato.serve.openai.fields import CHAT, COMPLETION, Rule, take_unused
@@ -37,12 +38,12 @@ class SamplingRequest(_Strict):
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=1e-9, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-3, le=10)] | None = None
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
@@ -71,7 +72,7 @@ class Part(_Strict):
 class Message(_Strict):
     """A turn. ``name`` is accepted; published templates have no place for it."""
 
-    role: str
+    role: Literal["system", "developer", "user", "assistant"]
     content: list[Part] | str | None = None
     name: str | None = None
     refusal: None = None
@@ -103,12 +104,17 @@ class CompletionRequest(SamplingRequest):
 
 
 class TokenizeRequest(_Strict):
-    """vLLM's. Exactly one of ``prompt`` and ``messages``."""
+    """vLLM's. Exactly one of ``prompt`` and ``messages``.
+
+    ``add_special_tokens``: of a prompt's ids; messages get what the template writes.
+    """
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_generation_prompt: bool = True
+    add_special_tokens: Flag = None
+    return_token_strs: Flag = None
 
 
 class DetokenizeRequest(_Strict):
@@ -149,25 +155,63 @@ def _refusal(error: ValidationError) -> RefusedItem:
     """One sentence about the error that lies deepest: of the forms that a value may have, that is
     the one which it nearly had.
     """
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    worst = max(found, key=lambda one: len(place_of(one["loc"])))
+    found = error.errors(include_url=False, include_context=False)
+    worst = max(found, key=_nearness)
     place = place_of(worst["loc"]) or "body"
     if worst["type"] == "extra_forbidden":
         parent, name = place_of(worst["loc"][:-1]), str(worst["loc"][-1])[:100]
         place = f"{parent}.{name}" if parent else name
         return RefusedItem(place, InputError("[unknown-field] there is no such field"))
-    return RefusedItem(place, InputError(f"[request] {worst['msg']}"))
+    why = worst["msg"]
+    if _is_form(worst):
+        alike = [one for one in found if (place_of(one["loc"]), _is_form(one)) == (place, True)]
+        forms = dict.fromkeys(_OBJECT.get(one["type"], one["msg"]) for one in alike)
+        why = " or ".join(forms).replace(" or Input should be", " or")
+    if worst["type"] not in _TELLING:
+        why += f"; it is {_as_said(worst['input'])}"
+    return RefusedItem(place, InputError(f"[request] {why}"))
+
+
+_OBJECT = {"model_type": "Input should be an object"}
+_TELLING = frozenset({"missing", "too_long", "too_short"})
+"""Their messages say what was there."""
+
+
+def _nearness(error: ErrorDetails) -> tuple[int, bool, bool]:
+    """Deeper is nearer; in one place a value out of bounds is nearer than one of another form, and
+    a field that there is not is named where nothing else is wrong.
+    """
+    depth = len(_steps_of(error["loc"]))
+    return depth, error["type"] != "extra_forbidden", not _is_form(error)
+
+
+def _is_form(error: ErrorDetails) -> bool:
+    return error["type"].endswith("_type")
+
+
+def _as_said(value: Any) -> str:
+    """As JSON, where that is short."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return "an object"
+    return json.dumps(value[:80] + "..." if isinstance(value, str) and len(value) > 80 else value)
 
 
 _TYPE_TAGS = frozenset({"str", "int", "Url", "constrained-str"})
 
 
-def place_of(steps: tuple[int | str, ...]) -> str:
-    """``messages[0].content[1].type``; pydantic's names of types are left out."""
+def _steps_of(loc: tuple[int | str, ...]) -> list[int | str]:
+    """Without pydantic's names of types."""
+    return [s for s in loc if isinstance(s, int) or (s not in _TYPE_TAGS and "[" not in s)]
+
+
+def place_of(loc: tuple[int | str, ...]) -> str:
+    """``messages[0].content[1].type``."""
     place = ""
-    for step in steps:
+    for step in _steps_of(loc):
         if isinstance(step, int):
             place += f"[{step}]"
-        elif step not in _TYPE_TAGS and "[" not in step:
+        else:
             place += f".{step}" if place else step[:100]
     return place
