@@ -17,7 +17,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ostinato.errors import InputError
-from ostinato.recording.stats import RouteName
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Positions = npt.NDArray[np.int32]
@@ -163,7 +162,7 @@ class Media:
     num_rows: int
     source: Any
     rows: Tensor | None = None
-    route: RouteName | None = None
+    route: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
