@@ -595,6 +595,17 @@ def _unknown_types_are_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "_flatten_rare", lambda value, kind, tensors, path: (kind, id(value)))
 
 
+@mutation("lane.jobs_join_nothing")
+def _jobs_join_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.lane import Lane
+
+    def ordered(self: Any, job: Any, before: Any) -> tuple[Any, Any]:
+        self.backend.wait(before)
+        return job(), self.backend.fence()
+
+    monkeypatch.setattr(Lane, "_ordered", ordered)
+
+
 @mutation("lane.idle_work_is_urgent")
 def _idle_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.lane import Lane

@@ -48,6 +48,42 @@ def test_two_streams_of_one_lane_never_overlap(monkeypatch: pytest.MonkeyPatch) 
     assert_fails_under("cuda.streams_are_not_joined", check, monkeypatch)
 
 
+def test_a_recording_comes_after_replays_that_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It uses their temporaries; the stream it is asked for from knows nothing of them."""
+
+    def long(x: T) -> T:
+        total = x
+        for _ in range(60):
+            total = torch.sin(total + x)
+        return total
+
+    def check() -> None:
+        runner = Runner.on(DEVICE, GraphConfig())
+        served = runner.serve(Region(name="long", fn=long), GraphConfig(min_hits=1))
+        busy, other = torch.cuda.Stream(), torch.cuda.Stream()
+        inputs = [tensor(seed, 1 << 24) for seed in range(6)] * 10  # some 300 ms of work
+        smaller = tensor(99, (1 << 24) - 4096)
+        torch.cuda.synchronize()
+        try:
+            with ostinato.route("exact"):
+                served.call((inputs[0],), {})
+                torch.cuda.synchronize()
+                with torch.cuda.stream(busy):
+                    held = [served.call((x,), {}) for x in inputs]
+                with torch.cuda.stream(other):
+                    small = served.call((smaller,), {})
+            torch.cuda.synchronize()
+            assert same(small, long(smaller))
+            assert all(same(got, long(x)) for got, x in zip(held, inputs, strict=True))
+        finally:
+            torch.cuda.synchronize()
+            runner.close()
+
+    assert_fails_under("lane.jobs_join_nothing", check, monkeypatch)
+
+
 def check_shares(figures: dict[str, object]) -> None:
     assert figures["num_wrong"] == 0, figures
     assert figures["num_uncounted"] == 0, figures

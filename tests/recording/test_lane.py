@@ -31,6 +31,41 @@ def test_jobs_run_on_one_thread_in_the_callers_context_and_give_results() -> Non
     lane.close()
 
 
+class Noting(TapeLane):
+    """Notes what a lane orders after what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def join(self) -> None:
+        self.seen.append(f"join in {threading.current_thread().name}")
+
+    def fence(self) -> None:
+        self.seen.append("fence")
+
+    def wait(self, fence: None) -> None:
+        self.seen.append("wait")
+
+
+def check_jobs_come_after_what_was_replayed_meanwhile() -> None:
+    """A fence is from when a job was put; calls may have come since."""
+    backend = Noting()
+    lane = Lane(backend)
+    lane.run_when_idle(lambda: backend.seen.append("job")).result(timeout=10)
+    assert backend.seen == ["fence", "wait", "join in ostinato-lane", "job", "fence"]
+    backend.seen.clear()
+    lane.run(lambda: backend.seen.append("job"))
+    assert backend.seen == ["fence", "wait", "join in ostinato-lane", "job", "fence", "wait"]
+    lane.close()
+
+
+def test_jobs_come_after_what_was_replayed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fails_under(
+        "lane.jobs_join_nothing", check_jobs_come_after_what_was_replayed_meanwhile, monkeypatch
+    )
+
+
 def check_idle_work_waits() -> None:
     lane = Lane(TapeLane())
     order: list[Any] = []

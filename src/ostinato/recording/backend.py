@@ -88,7 +88,9 @@ class Backend(Protocol):
     def open_pool(self) -> Pool: ...
 
     def join(self) -> None:
-        """Order the caller's current stream after the lane's last replay, wherever that ran."""
+        """Order the caller's current stream after the lane's last replay or job, wherever that
+        ran, and the next one after what this stream is given until then.
+        """
 
     def join_random(self) -> None:
         """Also order after the last replay that drew random numbers, on any lane of the device."""

@@ -92,7 +92,9 @@ class Lane:
         return self._put(lambda: self._ordered(job, before), is_urgent=False, is_long=is_long)
 
     def _ordered(self, job: Callable[[], Any], before: Any) -> tuple[Any, Any]:
+        """Also after whatever was replayed meanwhile, from any stream: a job uses its memory."""
         self.backend.wait(before)
+        self.backend.join()
         return job(), self.backend.fence()
 
     def _put(
