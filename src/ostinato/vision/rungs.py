@@ -31,7 +31,8 @@ FINE_RATIO = 1.05
 little, so that a rung takes hardly more than a direct call that the host does not hold up.
 """
 
-_TILE = 128
+_TILE_ROWS = 192
+"""Of a head that a program of the attention kernel takes (FA3, heads of 65 to 96 channels)."""
 
 BOTTOM_PATCHES = 64
 TOP_PATCHES = 16_384
@@ -46,9 +47,9 @@ def tower_rungs(
     num_processors: int = 0,
 ) -> list[Rung]:
     """The rungs of a tower, largest first: a geometric ladder of patches, few and many segments;
-    above ``FINE_PATCHES`` more between them, for few; among those the sizes at which the products
-    of the tower's width fill the GPU's ``num_processors`` (0: unknown) with whole rounds of tiles,
-    since a few rows more take a round more.
+    above ``FINE_PATCHES`` more between them, for few; among those the sizes at which attention
+    fills the GPU's ``num_processors`` (0: unknown) with whole rounds of tiles, since a few rows
+    more take a round more.
 
     ``top`` and ``bottom`` in patches; sizes are multiples of four tokens where the step allows.
     Raises ``ConfigError`` for a top below one token.
@@ -82,16 +83,10 @@ def _between(sizes: Sequence[int], marks: Sequence[int], step: int) -> set[int]:
 
 
 def _whole_rounds(config: VisionConfig, num_processors: int, top: int) -> list[int]:
-    """Rows up to which a product of (rows, width) takes a whole number of rounds of tiles."""
-    if not num_processors:
-        return []
-    tiles_a_row = ceil(config.width / _TILE)
-    ends = []
-    rounds = 1
-    while (rows := rounds * num_processors // tiles_a_row * _TILE) < top:
-        ends.append(rows)
-        rounds += 1
-    return ends
+    """Rows up to which attention over one segment takes a whole number of rounds of tiles."""
+    most = ceil(top * config.num_heads / _TILE_ROWS / num_processors) if num_processors else 0
+    ends = [n * num_processors // config.num_heads * _TILE_ROWS for n in range(1, most + 1)]
+    return [rows for rows in ends if rows < top]
 
 
 def rungs_between(rungs: Iterable[Rung]) -> frozenset[Rung]:
