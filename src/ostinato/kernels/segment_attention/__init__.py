@@ -90,93 +90,34 @@ def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, ba
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-def _cpu(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-) -> Tensor:
+def _cpu(q: Tensor, *others: Any) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    segment_attention_reference(q, k, v, offsets, max_length, scale, out)
+    _cpu_out(q, *others, out=out)
     return out
 
 
-def _cpu_out(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-    *,
-    out: Tensor,
-) -> None:
+def _cpu_out(q: Tensor, *others: Any, out: Tensor) -> None:
+    k, v, offsets, max_length, scale, *_ = others
     segment_attention_reference(q, k, v, offsets, max_length, scale, out)
 
 
-def _cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-) -> Tensor:
+def _cuda(*arguments: Any) -> Tensor:
     from ostinato.kernels.segment_attention import cuda
 
-    return cuda.attend(q, k, v, offsets, max_length, scale, backend, is_v_finite)
+    return cuda.attend(*arguments)
 
 
-def _cuda_out(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-    *,
-    out: Tensor,
-) -> None:
+def _cuda_out(*arguments: Any, out: Tensor) -> None:
     from ostinato.kernels.segment_attention import cuda
 
-    cuda.attend_out(q, k, v, offsets, max_length, scale, backend, is_v_finite, out)
+    cuda.attend(*arguments, out=out)
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-) -> Tensor:
+def _fake(q: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def _fake_out(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-    *,
-    out: Tensor,
-) -> None:
+def _fake_out(*arguments: Any, out: Tensor) -> None:
     return None
 
 

@@ -24,9 +24,12 @@ def attend(
     scale: float,
     backend: str,
     is_v_finite: bool = False,
+    *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Arguments as in ``segment_attention``. Returns ``out`` or a new contiguous tensor."""
+    """Arguments as in ``segment_attention``. Returns ``out``, written without a copy where the
+    backend can, or a new contiguous tensor.
+    """
     if q.shape[0] == 0:
         return torch.empty_like(q) if out is None else out
     call = Call(q, k, v, offsets, max_length, scale, is_v_finite)
@@ -35,21 +38,6 @@ def attend(
         return result.contiguous()
     out.copy_(result)
     return out
-
-
-def attend_out(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_length: int,
-    scale: float,
-    backend: str,
-    is_v_finite: bool,
-    out: Tensor,
-) -> None:
-    """Writes into ``out``; without a copy where the backend can."""
-    attend(q, k, v, offsets, max_length, scale, backend, is_v_finite, out)
 
 
 def _named(name: str, call: Call, out: Tensor | None) -> Tensor:
