@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -239,14 +240,15 @@ class RecordedTower:
 
     def _call_largest(self) -> None:
         """One direct call of the ladder's largest size where the caller's stream is, so that later
-        ones find its memory at the allocator's instead of waiting for the driver's.
+        ones find its memory at the allocator's instead of waiting for the driver's; where there is
+        none, ordinary sizes are served all the same.
         """
         examples = example_layouts(self.layouts, self._rungs[0])
         if self.device.type == "cuda" and examples and not self._is_closed:
             call = self._example_call(examples[0], seed=0)
-            if call.direct is not None:
-                with using_numerics(self._numerics):
-                    call.direct()
+            assert call.direct is not None
+            with using_numerics(self._numerics), suppress(torch.OutOfMemoryError):
+                call.direct()
 
     def entry_of(self, rung: Rung) -> Entry | None:
         """The recording of a rung, if there is one in service."""
