@@ -16,14 +16,16 @@ from tests.gpu.regions import DEVICE, T, same, tensor
 pytestmark = pytest.mark.device
 
 
+def long(x: T) -> T:
+    """120 elementwise kernels."""
+    total = x
+    for _ in range(60):
+        total = torch.sin(total + x)
+    return total
+
+
 def test_two_streams_of_one_lane_never_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long replays on two streams in turn; without the join they share inputs and temporaries."""
-
-    def long(x: T) -> T:
-        total = x
-        for _ in range(60):
-            total = torch.sin(total + x)
-        return total
 
     def check() -> None:
         runner = Runner.on(DEVICE, GraphConfig())
@@ -52,12 +54,6 @@ def test_a_recording_comes_after_replays_that_are_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It uses their temporaries; the stream it is asked for from knows nothing of them."""
-
-    def long(x: T) -> T:
-        total = x
-        for _ in range(60):
-            total = torch.sin(total + x)
-        return total
 
     def check() -> None:
         runner = Runner.on(DEVICE, GraphConfig())
