@@ -29,12 +29,20 @@ class Splitter(Protocol):
     def split(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any: ...
 
 
+class Brancher(Protocol):
+    """Runs calls beside what follows them, until it is told to join them."""
+
+    def aside(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any: ...
+    def join(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A phase, and while recording the backend's splitter."""
+    """A phase, while recording the backend's splitter, and who runs calls beside others."""
 
     phase: Phase
     splitter: Splitter | None = None
+    brancher: Brancher | None = None
 
 
 _activity: ContextVar[Activity | None] = ContextVar("ostinato_activity", default=None)
@@ -78,6 +86,26 @@ def entering(activity: Activity | None) -> Iterator[None]:
         yield
     finally:
         _activity.reset(token)
+
+
+@contextmanager
+def branching() -> Iterator[Callable[..., Any]]:
+    """Inside the ``with`` block ``aside(fn, *args)`` calls ``fn``, and nothing reads or overwrites
+    its result before the block ends: a recording lets it run beside what follows.
+    """
+    activity = _activity.get()
+    brancher = None if activity is None else activity.brancher
+    if brancher is None:
+        yield _at_once
+        return
+    try:
+        yield lambda fn, *args: brancher.aside(fn, args)
+    finally:
+        brancher.join()
+
+
+def _at_once(fn: Callable[..., Any], *args: Any) -> Any:
+    return fn(*args)
 
 
 _checks: ContextVar[bool] = ContextVar("ostinato_checks", default=False)

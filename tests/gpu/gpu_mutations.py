@@ -133,3 +133,24 @@ def _addresses_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.ledger import Ledger
 
     monkeypatch.setattr(Ledger, "check", lambda self: self.generation)
+
+
+@mutation("cuda_branches.arguments_are_not_held")
+def _arguments_of_branches_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.cuda_branches import Branches
+
+    original = Branches.aside
+
+    def aside(self: Branches, fn: Any, args: tuple[Any, ...]) -> Any:
+        result = original(self, fn, args)
+        self._held = [(None, held) for _, held in self._held]
+        return result
+
+    monkeypatch.setattr(Branches, "aside", aside)
+
+
+@mutation("cuda_branches.are_not_joined")
+def _branches_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ostinato.recording.cuda_branches import Branches
+
+    monkeypatch.setattr(Branches, "join", lambda self: self._held.clear())

@@ -49,7 +49,7 @@ def test_where_launching_is_the_slower_side_a_rung_serves() -> None:
     assert estimates.timed(Rung(200, 8, 200), 600.0).time_of(load) < direct
 
 
-def test_where_the_gpu_is_the_slower_side_only_a_rung_that_is_nearly_full_serves() -> None:
+def test_where_the_gpu_is_the_slower_side_only_a_rung_that_is_full_serves() -> None:
     """However slow the host was when larger direct calls were timed."""
     estimates = make()
     estimates.add_direct(20, 1000.0)
@@ -65,8 +65,9 @@ def test_where_the_gpu_is_the_slower_side_only_a_rung_that_is_nearly_full_serves
         return rung.time_of(Load(rows, num_pairs=rows * rows))
 
     assert direct_us(200) == pytest.approx(FAVOUR * 6000)
-    assert direct_us(200) > rung_us(200) and direct_us(196) > rung_us(196)
+    assert direct_us(200) > rung_us(200)
     assert 2000 < direct_us(160) < rung_us(160)
+    assert direct_us(196) < rung_us(196)
 
 
 def test_a_direct_call_that_was_measured_to_be_faster_is_taken_at_its_word() -> None:

@@ -20,6 +20,7 @@ from ostinato.errors import CaptureFailed, RecordingRefused
 from ostinato.recording import cuda_census, cuda_heal, cuda_pools, cuda_sync
 from ostinato.recording.backend import Body
 from ostinato.recording.collecting import collection_held_off
+from ostinato.recording.cuda_branches import Branches, Wish
 from ostinato.recording.cuda_breakable import BreakableCapture, is_installed
 from ostinato.recording.cuda_capture import Capture, CudaRecorded
 
@@ -41,7 +42,7 @@ class CudaPool:
         return self._run(body)
 
     def _run(self, body: Body, splitter: state.Splitter | None = None) -> Any:
-        activity = state.Activity(state.Phase.WARM_UP, splitter)
+        activity = state.Activity(state.Phase.WARM_UP, splitter, self._backend.wish)
         with torch.cuda.use_mem_pool(self._pool), state.entering(activity):
             return body()
 
@@ -62,8 +63,9 @@ class CudaPool:
         direct_kernels = self._count(body) if is_counted else None
         make = BreakableCapture if is_breakable and is_installed() else Capture
         capture = make(self._pool.id, generators)
+        branches = self._backend.branches()
         with capture.turn, collection_held_off(), cuda_sync.gate.capturing():
-            activity = state.Activity(state.Phase.RECORDING, capture)
+            activity = state.Activity(state.Phase.RECORDING, capture, branches)
             error = capture.run(body, activity)
         if error is not None:
             raise error
@@ -106,8 +108,9 @@ class CudaBackend:
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self.device = torch.device("cuda", index)
-        spare = _spare_streams.setdefault(index, [])
-        self.stream = spare.pop() if spare else _own_stream(self.device)
+        self.stream = _stream_of(self.device)
+        self.wish = Wish()
+        self._side: torch.cuda.Stream | None = None
         self.bytes_per_node = 0
         self._last_raw = self.stream.cuda_stream
         self._last = self.stream
@@ -122,6 +125,16 @@ class CudaBackend:
         with cuda_sync.gate.capturing():  # both make a small graph
             _warm_libraries(self.device)
             self.bytes_per_node = cuda_census.bytes_per_node(self.device)
+
+    def branches(self) -> Branches | None:
+        """Where a recording runs what it may run beside the rest; None before a warm-up asked."""
+        if not self.wish.is_made:
+            return None
+        if self._side is None:
+            self._side = _stream_of(self.device)
+            with torch.cuda.stream(self._side):
+                _warm_products(self.device)
+        return Branches(self._side)
 
     def open_pool(self) -> CudaPool:
         cuda_pools.give_back()
@@ -158,7 +171,14 @@ class CudaBackend:
         if not self._is_closed:
             self._is_closed = True
             self.stream.wait_stream(self._last)
-            _spare_streams[self._index].append(self.stream)
+            used = [self.stream] if self._side is None else [self.stream, self._side]
+            _spare_streams.setdefault(self._index, []).extend(used)
+
+
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """One that a closed lane left, or a new one."""
+    spare = _spare_streams.get(device.index)
+    return spare.pop() if spare else _own_stream(device)
 
 
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
@@ -176,11 +196,8 @@ def _warm_libraries(device: torch.device) -> None:
     """Create what a first use inside a pool or a capture would put there: handles, workspaces,
     seeds.
     """
+    _warm_products(device)
     with torch.inference_mode(False), torch.no_grad():
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            square = torch.zeros(64, 64, dtype=dtype, device=device)
-            torch.addmm(square[0], square, square)
-            torch.bmm(square[None], square[None])
         # The first graph of a process makes the generator's seed tensors; under inference mode they
         # would be inference tensors, and every later capture outside of it would fail.
         out = torch.zeros(8, device=device)
@@ -190,3 +207,12 @@ def _warm_libraries(device: torch.device) -> None:
         out.copy_(torch.rand(8, device=device))
         graph.capture_end()
         graph.reset()
+
+
+def _warm_products(device: torch.device) -> None:
+    """Create the libraries' handles of this thread, and their workspaces for its current stream."""
+    with torch.inference_mode(False), torch.no_grad():
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            square = torch.zeros(64, 64, dtype=dtype, device=device)
+            torch.addmm(square[0], square, square)
+            torch.bmm(square[None], square[None])

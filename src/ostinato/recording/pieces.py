@@ -20,4 +20,6 @@ def direct(fn: Callable[..., Any], *args: Any) -> Any:
     activity = state.current()
     if activity is None or activity.splitter is None:
         return fn(*args)
+    if activity.brancher is not None:
+        activity.brancher.join()
     return activity.splitter.split(fn, args)

@@ -11,6 +11,7 @@ from ostinato.layers.linear import unset
 from ostinato.layers.mlp import Mlp
 from ostinato.layers.norm import LayerNorm
 from ostinato.layers.patch import PatchMerger
+from ostinato.state import branching
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.fields import Fields
 from ostinato.vision.tower import Tower
@@ -89,8 +90,10 @@ class Qwen3VL(Tower):
         tables = self.rotary(layout.positions)
         levels: list[Tensor] = []
         normed = self.first_norm(x)
-        for index, (block, following) in enumerate(self.blocks_with_following()):
-            normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
-            if index in self.config.deepstack_blocks:
-                levels.append(self.deepstack_merger_list[len(levels)](x))
-        return EncoderOutput(self.merger.project(normed), tuple(levels))
+        with branching() as aside:
+            for index, (block, following) in enumerate(self.blocks_with_following()):
+                normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
+                if index in self.config.deepstack_blocks:
+                    levels.append(aside(self.deepstack_merger_list[len(levels)], x))
+            embeddings = self.merger.project(normed)
+        return EncoderOutput(embeddings, tuple(levels))
