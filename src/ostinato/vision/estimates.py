@@ -21,6 +21,7 @@ few calls.
 SURE = 0.98
 """Share of the least time that a direct call was seen to take which launching alone surely takes.
 """
+
 FAVOUR = 1.005
 """So much more than a direct call a rung may be estimated to take: one that is full serves, though
 both are estimated from its own time. (A direct call is 1.5 % longer than what the GPU does in it,
