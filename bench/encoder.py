@@ -205,6 +205,8 @@ def with_kernels(rows: list[dict[str, Any]], bench: Bench) -> list[dict[str, Any
         row |= {"direct_kernels_ms": direct["kernels_ms"]}
         if row["kernels_ms"]:
             row["ratio_to_kernels"] = round(row["ours_ms"] / row["kernels_ms"], 4)
+            work_ms = row["kernels_ms"] + row["copies_ms"]  # copies and fills inside the recording
+            row["ratio_to_device_work"] = round(row["ours_ms"] / work_ms, 4)
     return rows
 
 

@@ -143,16 +143,6 @@ def describe(kernel: Any, label: str, args: tuple[Any, ...], kwargs: dict[str, A
     )
 
 
-@dataclass(frozen=True)
-class AbsentDriver:
-    """What kernels ask for the card that they are compiled for."""
-
-    target: Any
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-
 def compile_for(launch: Launch, capability: int) -> str:
     """Why ``launch`` cannot run on that card, or ""."""
     from importlib import import_module
@@ -160,9 +150,6 @@ def compile_for(launch: Launch, capability: int) -> str:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-
-    target = GPUTarget("cuda", capability, 32)
-    triton.runtime.driver.set_active(AbsentDriver(target))
 
     kernel = getattr(import_module(launch.module), launch.kernel).jit
     signature = dict(launch.signature)
@@ -172,7 +159,9 @@ def compile_for(launch: Launch, capability: int) -> str:
     }
     source = ASTSource(kernel, signature, dict(launch.constants), aligned)
     try:
-        compiled = triton.compile(source, target=target, options=dict(launch.options))
+        compiled = triton.compile(
+            source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options)
+        )
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     shared = compiled.metadata.shared

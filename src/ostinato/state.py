@@ -89,11 +89,11 @@ def entering(activity: Activity | None) -> Iterator[None]:
 
 
 @contextmanager
-def branching() -> Iterator[Callable[..., Any]]:
-    """Inside the ``with`` block ``aside(fn, *args)`` calls ``fn``, and nothing reads or overwrites
-    its result before the block ends: a recording lets it run beside what follows.
+def branching(*, is_worth_it: bool = True) -> Iterator[Callable[..., Any]]:
+    """Inside the ``with`` block ``aside(fn, *args)`` calls ``fn``; nothing reads the result, or
+    writes to the arguments, before the block ends. A recording lets it run beside what follows.
     """
-    activity = _activity.get()
+    activity = _activity.get() if is_worth_it else None
     brancher = None if activity is None else activity.brancher
     if brancher is None:
         yield _at_once

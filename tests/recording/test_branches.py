@@ -41,6 +41,8 @@ def test_a_recording_joins_at_the_end_of_the_block_and_after_an_error() -> None:
         with state.branching() as aside:
             assert aside(divmod, 7, 2) == (3, 1)
             notes.order.append("what follows")
+        with state.branching(is_worth_it=False) as aside:
+            assert aside(divmod, 7, 2) == (3, 1)
         with pytest.raises(ZeroDivisionError), state.branching() as aside:
             aside(divmod, 1, 0)
     assert notes.order == ["aside", "what follows", "join", "aside", "join"]

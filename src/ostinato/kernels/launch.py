@@ -1,5 +1,4 @@
-"""Launches of a kernel without Triton's own binding, once a form of arguments has been seen, and
-before the kernel in front of it has ended.
+"""Launches of a kernel without Triton's own binding, once a form of arguments has been seen.
 
 Triton sorts and describes all arguments of every launch, which takes longer on the host than most
 kernels here take on the device. What it looks at is a small tuple (the *form*); a form that was
@@ -15,51 +14,20 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from triton.compiler import CompiledKernel
-from triton.language.target_info import cuda_capability_geq
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 MAX_FORMS = 16_384
 """Forms hold exact sizes where a kernel is compiled for them; beyond so many all are forgotten."""
 
-OVERLAPS_FROM = 9
-"""Major compute capability from which a kernel may be launched before the one before it ends."""
-
 _BY_VALUE, _BY_WIDTH, _BY_TYPE = range(3)
-
-if triton.knobs.runtime.interpret:
-
-    @triton.jit
-    def await_inputs():
-        pass
-
-else:
-
-    @triton.jit
-    def await_inputs():
-        """Wait for everything before this kernel on its stream; let the next kernel be launched.
-
-        That one waits here too, so the early launch hides its way to the device and nothing else.
-        First in every kernel that is ``overlapping``: what precedes it sees unfinished memory.
-        """
-        if cuda_capability_geq(9, 0):
-            tl.extra.cuda.gdc_wait()
-            tl.extra.cuda.gdc_launch_dependents()
 
 
 def quick(kernel):
     """Decorate a kernel that is launched from the host, above ``triton.jit``."""
     return Launched(kernel) if isinstance(kernel, JITFunction) else kernel
-
-
-def overlapping(kernel):
-    """``quick`` for a kernel that begins with ``await_inputs()``: programmatic dependent launch."""
-    return Launched(kernel, is_overlapping=True) if isinstance(kernel, JITFunction) else kernel
 
 
 class Launched:
@@ -69,9 +37,8 @@ class Launched:
     site gives a parameter one Python type always: 1 and True are one form.
     """
 
-    def __init__(self, kernel, *, is_overlapping=False):
+    def __init__(self, kernel):
         self.jit = kernel
-        self._is_overlapping = is_overlapping
         self._names = [p.name for p in kernel.params]
         self._kinds = [
             _BY_VALUE if p.is_constexpr else _BY_WIDTH if p.do_not_specialize else _BY_TYPE
@@ -106,10 +73,7 @@ class Launched:
         compiled[(*grid, 1, 1)](*args, *rest, stream=stream)
 
     def _first(self, form, grid, args, constants):
-        options = {}
-        if self._is_overlapping and torch.cuda.get_device_capability()[0] >= OVERLAPS_FROM:
-            options["launch_pdl"] = True
-        compiled = self.jit[grid](*args, **constants, **options)
+        compiled = self.jit[grid](*args, **constants)
         given = self._names[len(args) :]
         if not isinstance(compiled, CompiledKernel) or any(name not in constants for name in given):
             return

@@ -1,9 +1,7 @@
 """Times candidates on a CUDA device: device time, not launch time.
 
 A short spin is queued first, so that the host has launched a whole batch before its first kernel
-starts and the gaps between launches do not count. Candidates alternate; the median is kept. A small
-kernel stands between two calls: a candidate of ours would begin while it still runs itself, which
-in a model the library's kernels around it do not allow.
+starts and the gaps between launches do not count. Candidates alternate; the median is kept.
 """
 
 from __future__ import annotations
@@ -26,21 +24,19 @@ def device_seconds(candidates: Sequence[Candidate]) -> list[float]:
     """Median device seconds per call of each candidate, interleaved. This waits for the device."""
     for candidate in candidates:
         candidate()
-    between = torch.zeros(1, device="cuda")
     samples: list[list[float]] = [[] for _ in candidates]
     for _ in range(_ROUNDS):
         for index, candidate in enumerate(candidates):
-            samples[index].append(_batch_seconds(candidate, between))
+            samples[index].append(_batch_seconds(candidate))
     return [statistics.median(times) for times in samples]
 
 
-def _batch_seconds(candidate: Candidate, between: torch.Tensor) -> float:
+def _batch_seconds(candidate: Candidate) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(_SPIN_CYCLES)
     begin.record()
     for _ in range(_CALLS):
         candidate()
-        between.zero_()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3 / _CALLS

@@ -67,13 +67,11 @@ class _Group:
         else:
             self.static = torch.empty(end - self.start, dtype=first.dtype, device=first.device)
 
-    def store(self, member: torch.Tensor) -> None:
-        """Copy a new result (of the recorded shape) into the static tensor."""
+    def whole(self, member: torch.Tensor) -> torch.Tensor:
+        """Of a new result (of the recorded shape) what goes into the static tensor."""
         if self.is_plain:
-            self.static.copy_(member)
-        else:
-            length = self.static.shape[0]
-            self.static.copy_(member.as_strided((length,), (1,), self.start))
+            return member
+        return member.as_strided((self.static.shape[0],), (1,), self.start)
 
 
 class Results:
@@ -163,7 +161,7 @@ class Results:
                 rule="result-value",
                 fix="return tensors, or values that do not change",
             )
-        done: set[int] = set()
+        stored: dict[int, torch.Tensor] = {}
         for place, leaf, spec in zip(self._places, leaves, self.specs, strict=True):
             if leaf.shape != spec.shape or leaf.stride() != spec.stride:
                 raise RecordingRefused(
@@ -173,9 +171,9 @@ class Results:
             at = place if isinstance(place, int) else None
             if isinstance(place, _View) and place.source < 0:
                 at = ~place.source
-            if at is not None and at not in done:
-                self._groups[at].store(leaf)
-                done.add(at)
+            if at is not None and at not in stored:
+                stored[at] = self._groups[at].whole(leaf)
+        _copy([self._groups[at].static for at in stored], list(stored.values()))
 
     def hand_out(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The caller's own result: copies in memory of the current stream, aliases of
@@ -183,7 +181,9 @@ class Results:
         """
         if self._only is not None:
             return self._only.clone()
-        return self._build([g.static.clone() for g in self._groups], inputs)
+        own = [torch.empty_like(static) for static in self.statics]
+        _copy(own, self.statics)
+        return self._build(own, inputs)
 
     def borrow(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The static results themselves: valid until the next replay of this recording."""
@@ -203,6 +203,8 @@ class Results:
         """
         leaves = []
         copies: dict[int, torch.Tensor] = {}
+        own: list[torch.Tensor] = []
+        parts: list[torch.Tensor] = []
         for place, static, length in zip(self._places, self.leaves(padded), lengths, strict=True):
             if isinstance(place, torch.Tensor):
                 leaves.append(place)
@@ -221,9 +223,11 @@ class Results:
                 leaves.append(_cut(_of_group(copies[at], place), length))
             else:
                 part = _cut(static, length)
-                leaves.append(
-                    part.clone(memory_format=torch.contiguous_format) if length else part.clone()
-                )
+                layout = torch.contiguous_format if length else torch.preserve_format
+                own.append(torch.empty_like(part, memory_format=layout))
+                parts.append(part)
+                leaves.append(own[-1])
+        _copy(own, parts)
         return self._rebuild(leaves)
 
     def require_relations(self, growth: Mapping[int, Mapping[int, object]]) -> None:
@@ -262,6 +266,14 @@ class Results:
             else:
                 leaves.append(_alias(inputs[place.source], place))
         return leaves
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """One launch, where the tensors of a list are of one dtype."""
+    if len(targets) == 1:
+        targets[0].copy_(sources[0])
+    elif targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def _cut(tensor: torch.Tensor, lengths: Lengths) -> torch.Tensor:

@@ -173,29 +173,32 @@ class Encoder:
         would have to be waited for: ``InputError``).
         """
         grids = [check_grid(grid, self.config.merge_size) for grid in _host_grids(grid_thw)]
-        counts = [t * h * w for t, h, w in grids]
-        if pixel_values.dim() != 2 or pixel_values.shape[0] != sum(counts):
+        num_patches = sum(t * h * w for t, h, w in grids)
+        if pixel_values.dim() != 2 or pixel_values.shape[0] != num_patches:
             raise InputError(
-                f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({sum(counts)}, "
+                f"pixel_values has shape {tuple(pixel_values.shape)}; expected ({num_patches}, "
                 f"{self.config.patch_width}) for the grids {grids}"
             )
-        parts = [pixel_values] if len(grids) == 1 else list(torch.split(pixel_values, counts))
-        return self._encode(parts if grids else [], grids, pixel_values)
+        return self._encode(pixel_values, grids)
 
     def _encode(
         self,
-        values: Sequence[torch.Tensor],
+        values: torch.Tensor | Sequence[torch.Tensor],
         grids: Sequence[Grid],
-        whole: torch.Tensor | None = None,
         stage_ms: dict[str, float] | None = None,
     ) -> list[Encoded]:
-        """``whole``: all values in one tensor, where there is one."""
+        """``values``: of all items in one tensor, or one tensor for each."""
         recorded, clock = self._recorded, _Stages(stage_ms)
         packing, calls = self._plan(tuple(grids))[1:]
-        is_whole = whole is not None and len(calls) == 1
-        split: Iterable[Sequence[torch.Tensor]] = packing.split(values)
-        if whole is not None and is_whole:
-            split = [[whole]]
+        split: Iterable[Sequence[torch.Tensor]]
+        is_whole = False
+        if isinstance(values, torch.Tensor) and len(calls) == 1:
+            split, is_whole = [[values]], True
+        elif isinstance(values, torch.Tensor):
+            counts = [t * h * w for t, h, w in grids]
+            split = packing.split(torch.split(values, counts) if counts else ())
+        else:
+            split = packing.split(values)
         results: list[list[Encoded]] = []
         clock.ends("pack")
         with torch.inference_mode():

@@ -17,7 +17,7 @@ import triton.language as tl
 from ostinato.kernels.card import capability_of
 from ostinato.kernels.fp8.reference import DTYPE, ROW_MULTIPLE
 from ostinato.kernels.fp8.tiles import row_tiles
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.modulate.triton import segment_of
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.swiglu.triton import gated
@@ -151,7 +151,7 @@ def _store(x, scale, pointers, is_inside, is_exact: tl.constexpr, is_converted: 
     tl.store(pointers, bits, mask=is_inside)
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def quantize_kernel(
     x_pointer,
@@ -184,7 +184,6 @@ def quantize_kernel(
     Of a modulation, weight and bias are scale and shift. Rounding goes through x's dtype. The
     second tile ``b`` is there where ``rest_columns`` is not 0.
     """
-    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     a_column = tl.arange(0, main_columns)
     a_inside = _inside(a_column, main_columns, width)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.modulate.triton import segment_of
 from ostinato.kernels.rowwise import ceil_div, part_row_tile
 from ostinato.kernels.triton_math import through
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def gate_residual_kernel(
     x_pointer,
@@ -34,7 +34,6 @@ def gate_residual_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div, part_row_tile
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activated, activated_nearly
@@ -27,7 +27,7 @@ def _by_name(x, pointer, activation: tl.constexpr, is_close: tl.constexpr):
         return activated(x, pointer, activation)
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def gelu_kernel(
     x_pointer,
@@ -43,7 +43,6 @@ def gelu_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     if is_flat:
         # (A product with a constant: the compiler knows what the end is a multiple of.)
         end = num_rows.to(tl.int64) * width

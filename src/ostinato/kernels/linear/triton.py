@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.linear.variants import INNER, STAGES, Tiling
 from ostinato.kernels.norm.triton import normalised
 from ostinato.kernels.rowwise import ceil_div, part_row_tile, whole_row_tile
@@ -21,7 +21,7 @@ from ostinato.kernels.triton_activations import activate
 from ostinato.kernels.triton_math import through
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     x_pointer,
@@ -43,7 +43,6 @@ def product_kernel(
     tile_inner: tl.constexpr,
 ):
     """Programs of one column tile are neighbours, so that the weight is read from memory once."""
-    await_inputs()
     row_tiles = tl.cdiv(num_rows, tile_rows)
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -86,7 +85,7 @@ def _summed(parts_pointer, offset, is_inside, part_size, splits: tl.constexpr):
     return sums
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_kernel(
     parts_pointer,
@@ -100,7 +99,6 @@ def sum_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)
@@ -113,7 +111,7 @@ def sum_kernel(
     tl.store(out_pointer + offset, sums, mask=is_inside)
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def sum_add_norm_kernel(
     parts_pointer,
@@ -135,7 +133,6 @@ def sum_add_norm_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)

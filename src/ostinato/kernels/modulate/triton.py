@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.norm.triton import normalised
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
@@ -39,7 +39,7 @@ def modulated(x, is_inside, row, column, scale_pointer, shift_pointer, segments_
     return through_pairs(factor * normed, y_pointer) + shift.to(tl.float32)
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def modulate_kernel(
     x_pointer,
@@ -57,7 +57,6 @@ def modulate_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through, through_pairs
@@ -39,7 +39,7 @@ def normalised(x, is_inside, column, weight_pointer, bias_pointer, y_pointer, ep
     return y
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x_pointer,
@@ -60,7 +60,6 @@ def norm_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)

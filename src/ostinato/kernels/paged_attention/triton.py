@@ -14,14 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.paged_attention.reference import MOST_SPLITS
 from ostinato.kernels.rowwise import ceil_div, power_of_two
 
 _LOG2_E = 1.4426950408889634
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "query_blocks"])
 def attend_kernel(
     q_pointer,
@@ -50,7 +50,6 @@ def attend_kernel(
     precision: tl.constexpr,
 ):
     """``out`` is the result, or with splits fp32 parts (splits, T, heads, head_dim)."""
-    await_inputs()
     sequence = tl.program_id(0) // query_blocks
     first = (tl.program_id(0) % query_blocks) * tile_queries
     kv_head = tl.program_id(1)
@@ -116,7 +115,7 @@ def attend_kernel(
         tl.store(out_pointer + target[:, None] * head_dim + column[None, :], acc, mask=is_value)
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_tokens", "num_sequences", "num_splits"])
 def join_kernel(
     parts_pointer,
@@ -135,7 +134,6 @@ def join_kernel(
 
     The sum is over ``most_splits`` in every launch, so that its order is always the same.
     """
-    await_inputs()
     row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     column = tl.arange(0, columns)
     is_column = column < head_dim

@@ -8,12 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_tokens"])
 def paged_cache_write_kernel(
     key_pointer,
@@ -28,7 +28,6 @@ def paged_cache_write_kernel(
     tile_tokens: tl.constexpr,
     columns: tl.constexpr,
 ):
-    await_inputs()
     token = tl.program_id(0).to(tl.int64) * tile_tokens + tl.arange(0, tile_tokens)[:, None]
     column = tl.arange(0, columns)[None, :]
     is_inside = (token < num_tokens) & (column < width)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div, part_row_tile
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def patch_merge_kernel(
     x_pointer,
@@ -27,7 +27,6 @@ def patch_merge_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     merged_height: tl.constexpr = (height + 1) // 2
     merged_width: tl.constexpr = (width + 1) // 2
     patch = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through
@@ -28,7 +28,7 @@ def _corner(table_pointer, indices_pointer, weights_pointer, row, column, corner
     return through(product, out_pointer) if rounds_each else product
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def position_interpolation_add_kernel(
     x_pointer,
@@ -43,7 +43,6 @@ def position_interpolation_add_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through_pairs
@@ -104,7 +104,7 @@ def _section(
     )
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_tokens"])
 def rope_kernel(
     qkv_pointer,
@@ -133,7 +133,6 @@ def rope_kernel(
     rounds_each: tl.constexpr,
     is_v_cleaned: tl.constexpr,
 ):
-    await_inputs()
     block = tl.program_id(1)
     head_dim: tl.constexpr = 2 * half
     q_blocks: tl.constexpr = (heads + tile_heads - 1) // tile_heads

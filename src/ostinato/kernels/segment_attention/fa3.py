@@ -51,7 +51,12 @@ def attend_as_is(call: Call, out: Tensor | None) -> Tensor:
     target = out if out is not None and out.stride(2) == 1 and is_aligned(out) else None
     if target is None:
         target = torch.empty_like(q, memory_format=torch.contiguous_format)
-    fa3_fwd_interface.fa3_fwd_cuda.fwd(
+    forward = fa3_fwd_interface.fa3_fwd_cuda.fwd
+    if call.num_segments == 1:  # a batch of one needs no kernel that reads offsets first
+        batch = [x.unsqueeze(0) for x in (q, k, v)]
+        forward(*batch, out=target.unsqueeze(0), softmax_scale=scale, num_splits=1)
+        return target
+    forward(
         q,
         k,
         v,

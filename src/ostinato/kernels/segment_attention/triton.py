@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ostinato.kernels.card import capability_of
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.segment_attention.tiles import head_parts, tiles_for
 
@@ -104,7 +104,7 @@ def _segment_of(tile, offsets_pointer, num_segments, tile_rows: tl.constexpr, bl
     return count - 1
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_segments", "tiles_per_segment"])
 def segment_attention_kernel(
     q_pointer,
@@ -135,7 +135,6 @@ def segment_attention_kernel(
     precision: tl.constexpr,
 ):
     """``is_even``: every segment owns ``tiles_per_segment`` programs; else they are counted."""
-    await_inputs()
     if is_single:  # neighbours share rows: the heads of a window lie side by side in memory
         head = tl.program_id(0) % heads
         tile = tl.program_id(0) // heads

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ostinato.kernels.launch import await_inputs, overlapping
+from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import ceil_div
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_activations import activated
@@ -30,7 +30,7 @@ def gated(packed_row, bias_pointer, column, is_inside, width: tl.constexpr,
     return through_pairs(activated(gate, y_pointer, activation), y_pointer) * value
 
 
-@overlapping
+@quick
 @triton.jit(do_not_specialize=["num_rows"])
 def swiglu_kernel(
     packed_pointer,
@@ -44,7 +44,6 @@ def swiglu_kernel(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    await_inputs()
     row = tl.program_id(0).to(tl.int64) * tile_rows + tl.arange(0, tile_rows)[:, None]
     column = tl.program_id(1) * tile_columns + tl.arange(0, tile_columns)[None, :]
     is_inside = (row < num_rows) & (column < width)

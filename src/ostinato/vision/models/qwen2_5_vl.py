@@ -14,6 +14,7 @@ from ostinato.layers.block import VisionBlock
 from ostinato.layers.mlp import GatedMlp
 from ostinato.layers.norm import RMSNorm
 from ostinato.layers.patch import PatchMerger
+from ostinato.state import branching
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.fields import Fields
 from ostinato.vision.tower import Tower
@@ -79,11 +80,12 @@ class Qwen2_5VL(Tower):
         assert layout.window_order is not None
         assert layout.window_inverse is not None
         assert layout.window_offsets is not None
-        x = self.patch_embed(patches)
-        units = x.view(-1, self.config.merge_unit * self.config.width)
-        x = units.index_select(0, layout.window_order).view(x.shape)
-        tables = self.rotary(layout.positions)
-        normed = self.first_norm(x)
+        with branching() as aside:
+            tables = aside(self.rotary, layout.positions)
+            x = self.patch_embed(patches)
+            units = x.view(-1, self.config.merge_unit * self.config.width)
+            x = units.index_select(0, layout.window_order).view(x.shape)
+            normed = self.first_norm(x)
         for index, (block, following) in enumerate(self.blocks_with_following()):
             if index in self.config.full_attention_blocks:
                 normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)

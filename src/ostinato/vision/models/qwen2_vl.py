@@ -9,6 +9,7 @@ from ostinato.layers.block import VisionBlock
 from ostinato.layers.mlp import Mlp
 from ostinato.layers.norm import LayerNorm
 from ostinato.layers.patch import PatchMerger
+from ostinato.state import branching
 from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.fields import Fields
 from ostinato.vision.tower import Tower
@@ -60,9 +61,10 @@ class Qwen2VL(Tower):
     def forward(
         self, patches: Tensor, layout: LayoutTensors, *, max_segment: int, max_window: int
     ) -> EncoderOutput:
-        x = self.patch_embed(patches)
-        tables = self.rotary(layout.positions)
-        normed = self.first_norm(x)
+        with branching() as aside:
+            tables = aside(self.rotary, layout.positions)
+            x = self.patch_embed(patches)
+            normed = self.first_norm(x)
         for block, following in self.blocks_with_following():
             normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
         return EncoderOutput(self.merger.project(normed), ())

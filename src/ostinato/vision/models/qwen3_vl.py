@@ -16,6 +16,9 @@ from ostinato.vision.contract import EncoderOutput, LayoutTensors, VisionConfig
 from ostinato.vision.fields import Fields
 from ostinato.vision.tower import Tower
 
+MAX_ROWS_BESIDE = 4096
+"""With more rows the blocks fill the device, and what runs beside them only needs more memory."""
+
 PUBLISHED_NAMES = (
     (r"^(blocks\.\d+\.mlp)\.fc", r"\1.linear_fc"),
     (r"^(merger|deepstack_merger_list\.\d+)\.mlp\.fc", r"\1.linear_fc"),
@@ -84,13 +87,16 @@ class Qwen3VL(Tower):
     ) -> EncoderOutput:
         assert layout.interpolation_indices is not None
         assert layout.interpolation_weights is not None
-        x = self.pos_embed(
-            self.patch_embed(patches), layout.interpolation_indices, layout.interpolation_weights
-        )
-        tables = self.rotary(layout.positions)
-        levels: list[Tensor] = []
-        normed = self.first_norm(x)
         with branching() as aside:
+            tables = aside(self.rotary, layout.positions)
+            x = self.pos_embed(
+                self.patch_embed(patches),
+                layout.interpolation_indices,
+                layout.interpolation_weights,
+            )
+            normed = self.first_norm(x)
+        levels: list[Tensor] = []
+        with branching(is_worth_it=x.shape[0] <= MAX_ROWS_BESIDE) as aside:
             for index, (block, following) in enumerate(self.blocks_with_following()):
                 normed, x = block(normed, x, tables, layout.segment_offsets, max_segment, following)
                 if index in self.config.deepstack_blocks:
