@@ -97,7 +97,7 @@ class Bench:
         self.sweep = sweep_grids(ladder, config.merge_size, num_rungs)
         batches = [*self.cases.values(), *([grid] for grid in self.sweep)]
         self.rungs = needed_rungs(config, ladder, batches)
-        graph = GraphConfig(promote_hits=NEVER)
+        graph = GraphConfig(min_hits=NEVER, promote_hits=NEVER)  # bare replays take no lock
         self.runner = Runner.on(setting.device, graph)
         self.encoder, self.recorded = make_encoder(setting, self.runner, self.rungs, graph)
         off = GraphConfig(mode="off")

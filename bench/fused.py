@@ -80,7 +80,7 @@ class Ours:
     def __init__(self, setting: Setting, variant: str) -> None:
         self.setting, self.variant = setting, variant
         rungs = tower_rungs(setting.config)[:1]
-        graph = GraphConfig(promote_hits=NEVER)
+        graph = GraphConfig(min_hits=NEVER, promote_hits=NEVER)  # bare replays take no lock
         self.runner = Runner.on(setting.device, graph)
 
         def make(config: GraphConfig) -> tuple[Encoder, RecordedTower]:
