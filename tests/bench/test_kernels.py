@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ostinato.bench.attention_shapes import SHAPES, AttentionShape
 from ostinato.bench.kernels import Ceilings, Report, attention_row, operator_row, usable
-from ostinato.bench.timing import copy_bandwidth, product_speed
+from ostinato.bench.timing import copies_of, copy_bandwidth, product_speed
 from ostinato.cli import main as command
 from ostinato.cli.bench_kernels import line, summary
 from ostinato.errors import ConfigError, DeviceError
@@ -47,17 +47,26 @@ def workload(kernel: Any = twice, name: str = "twice") -> Workload:
 def test_bytes_are_held_against_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinato.bench.timing.ROTATED_BYTES", 1)
     row = operator_row(workload(), CEILINGS, clock=a_microsecond)
-    assert row.microseconds == {"fused": 1.0, "eager": 1.0}
+    assert row.microseconds == {"fused": 1.0, "eager": 1.0, "copy": 1.0}
     # 2 x 128 x 4 x 4 bytes in a microsecond, and a copy moves a thousand.
     assert (row.rate, row.percent, row.ceiling) == (4.1, 409.6, "copy")
-    assert "4 GB/s, 410 % of a copy" in line(row)
+    assert "4 GB/s, 410 % of a copy (100 % of one of as many bytes)" in line(row)
+
+
+def test_a_copy_of_as_many_bytes_is_held_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.bench.timing.ROTATED_BYTES", 10_000)
+    sizes = {c().numel() for c in copies_of(4096, device="cpu")}  # type: ignore[attr-defined]
+    assert sizes == {2048} and len(copies_of(4096, device="cpu")) == 3
+    times = iter((2e-6, 9e-6, 1.5e-6))  # ours, the chain, the copy
+    row = operator_row(workload(), CEILINGS, clock=lambda calls: next(times))
+    assert row.percent_of_like == 75.0
 
 
 def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostinato.bench.timing.ROTATED_BYTES", 1)
     row = operator_row(workload(refuses), CEILINGS, clock=a_microsecond)
-    assert row.microseconds == {"eager": 1.0}
-    assert row.rate is None
+    assert row.microseconds == {"eager": 1.0, "copy": 1.0}
+    assert row.rate is None and row.percent_of_like is None
     assert "no kernel image" in row.failed["fused"]
     assert "fused failed (RuntimeError: no kernel image)" in line(row)
 

@@ -7,7 +7,7 @@ measured says why and the others go on. It compares no answers: ``bench/kernels_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from ostinato.bench.attention_shapes import SHAPES, AttentionShape
 from ostinato.bench.timing import (
     Clock,
+    copies_of,
     copy_bandwidth,
     device_seconds_per_call,
     product_speed,
@@ -46,7 +47,9 @@ class Row:
     """One call. ``microseconds`` by who computes it; a missing time has a reason in ``failed``.
 
     ``percent`` is the share of ``ceiling`` (``copy`` or ``product``) that the fastest of our own
-    reaches, ``rate`` what that is in GB/s or TFLOP/s.
+    reaches, ``rate`` what that is in GB/s or TFLOP/s. What moves bytes has a ``copy`` of as many
+    bytes among its times, which pays for a launch as it does; ``percent_of_like`` is the share of
+    that one's rate.
     """
 
     operator: str
@@ -56,6 +59,7 @@ class Row:
     percent: float | None
     ceiling: str
     failed: dict[str, str] = field(default_factory=dict)
+    percent_of_like: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +123,26 @@ def operator_row(
     ways = {"fused": operator.kernel, "eager": operator.reference}
     if is_compiled:
         ways["compile"] = torch.compile(operator.reference, dynamic=False)
-    seconds, failed = _timed(
-        {name: [lambda a=a, fn=fn: fn(*a) for a in sets] for name, fn in ways.items()},  # type: ignore[misc]
-        clock,
-    )
+    calls: dict[str, list[Callable[[], object]]] = {
+        name: [lambda a=a, fn=fn: fn(*a) for a in sets]  # type: ignore[misc]
+        for name, fn in ways.items()
+    }
     flops = _product_flops(workload)
-    amount, top, ceiling = (
-        (flops, ceilings.product_flops_per_s, "product")
-        if flops
-        else (workload.num_bytes(), ceilings.copy_bytes_per_s, "copy")
-    )
-    return _row(
-        operator.name, workload.label, seconds, failed, seconds.get("fused"), amount, top, ceiling
-    )
+    if flops:
+        amount, top, ceiling = flops, ceilings.product_flops_per_s, "product"
+    else:
+        amount, top, ceiling = workload.num_bytes(), ceilings.copy_bytes_per_s, "copy"
+        calls["copy"] = copies_of(amount, device=_device_of(sets[0]))
+    seconds, failed = _timed(calls, clock)
+    own = seconds.get("fused")
+    row = _row(operator.name, workload.label, seconds, failed, own, amount, top, ceiling)
+    if own is None or "copy" not in seconds:
+        return row
+    return replace(row, percent_of_like=round(100 * seconds["copy"] / own, 1))
+
+
+def _device_of(args: tuple[Any, ...]) -> str:
+    return next(a.device.type for a in args if isinstance(a, torch.Tensor))
 
 
 def attention_row(

@@ -63,6 +63,15 @@ def copy_bandwidth(clock: Clock = device_seconds_per_call, *, device: str = "cud
     return 2 * source.numel() / clock([lambda t=t: t.copy_(source) for t in targets])  # type: ignore[misc]
 
 
+def copies_of(num_bytes: int, *, device: str = "cuda") -> list[Callable[[], object]]:
+    """One round of copies that each move ``num_bytes``, read and write counted, as an operator
+    moves them: from rotated buffers to new memory.
+    """
+    count = min(_MAX_COPIES, max(1, -(-ROTATED_BYTES // num_bytes)))
+    shape = (max(1, num_bytes // 2),)
+    return [torch.empty(shape, dtype=torch.uint8, device=device).clone for _ in range(count)]
+
+
 def product_speed(
     dtype: torch.dtype, clock: Clock = device_seconds_per_call, *, device: str = "cuda"
 ) -> float:

@@ -58,6 +58,8 @@ def line(row: Row) -> str:
     unit = "GB/s" if row.ceiling == "copy" else "TFLOP/s"
     rate = "" if row.rate is None else f"; {row.rate:.0f} {unit}, {row.percent:.0f} % of a "
     ceiling = row.ceiling if rate else ""
+    if row.percent_of_like is not None:
+        ceiling += f" ({row.percent_of_like:.0f} % of one of as many bytes)"
     return f"{row.operator:28}{row.shape:34}{', '.join(times + failures)}{rate}{ceiling}"
 
 
