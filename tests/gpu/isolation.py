@@ -84,8 +84,10 @@ def run_in_process(job: Job, timeout: float = TIMEOUT_SECONDS) -> Verdict:
     lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if lines and lines[-1] != _MARK + "begun":
         return Verdict(*json.loads(lines[-1].removeprefix(_MARK)))
-    tail = "\n".join(done.stderr.splitlines()[-15:])
-    return Verdict(False, bool(lines), f"{job} ended with {done.returncode}:\n{tail}", {})
+    said = done.stderr.splitlines()
+    told = said if len(said) <= 30 else [*said[:15], "...", *said[-15:]]
+    message = "\n".join([f"{job} ended with {done.returncode}:", *told])
+    return Verdict(False, bool(lines), message, {})
 
 
 class Processes:
