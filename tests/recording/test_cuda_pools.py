@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from ostinato.recording import cuda, cuda_pools
+from ostinato.recording import cuda, cuda_pools, cuda_sync
 
 
 class Pool:
@@ -76,3 +78,38 @@ def test_a_pool_that_is_collected_as_garbage_is_left_to_the_next_call(allocator:
     assert destroyed() is not None
     make()[0].close()
     assert destroyed() is None
+
+
+def test_no_pool_is_destroyed_while_another_lane_warms_up(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator may say nothing when it is only allocated from."""
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool: nullcontext())
+    pool, closed = make()
+    with cuda_pools.allocating_from(Pool()):
+        pool.close()
+        assert closed() is not None
+    cuda_pools.give_back()
+    assert closed() is None
+
+
+def test_no_capture_begins_between_the_question_and_the_end_of_a_pool(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _ = make()
+    has_begun = threading.Event()
+
+    def capture() -> None:
+        with cuda_sync.gate.capturing():
+            has_begun.set()
+
+    other = threading.Thread(target=capture)
+
+    def flush() -> None:
+        other.start()
+        assert not has_begun.wait(0.1)
+
+    monkeypatch.setattr(torch._C, "_cuda_emptyCache", flush, raising=False)
+    pool.close()
+    other.join(5)
+    assert has_begun.is_set()

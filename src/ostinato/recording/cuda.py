@@ -43,7 +43,7 @@ class CudaPool:
 
     def _run(self, body: Body, splitter: state.Splitter | None = None) -> Any:
         activity = state.Activity(state.Phase.WARM_UP, splitter, self._backend.wish)
-        with torch.cuda.use_mem_pool(self._pool), state.entering(activity):
+        with cuda_pools.allocating_from(self._pool), state.entering(activity):
             return body()
 
     def record(
