@@ -154,15 +154,3 @@ def _branches_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.recording.cuda_branches import Branches
 
     monkeypatch.setattr(Branches, "join", lambda self: self._held.clear())
-
-
-@mutation("cuda_census.detaches_anywhere")
-def _detaches_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A race: tests/gpu/isolated_foreign.py ends with it now and then, under load."""
-    from ostinato.recording import cuda_census
-
-    def detach(library: Any, subscriber: Any) -> None:
-        library.cuptiUnsubscribe(subscriber)
-        library.cuptiFinalize()
-
-    monkeypatch.setattr(cuda_census, "_detach", detach)

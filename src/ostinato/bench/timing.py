@@ -49,11 +49,15 @@ def device_seconds_per_call(calls: Calls, *, num_calls: int = _MAX_COPIES) -> fl
 
 def rotated(workload: Workload) -> list[tuple[Any, ...]]:
     """Copies of the arguments that together exceed the cache by far."""
-    copies = min(_MAX_COPIES, max(1, -(-ROTATED_BYTES // workload.num_bytes())))
     return [
         tuple(like(a, a) if isinstance(a, torch.Tensor) else a for a in workload.args)
-        for _ in range(copies)
+        for _ in range(_num_rotated(workload.num_bytes()))
     ]
+
+
+def _num_rotated(num_bytes: int) -> int:
+    """How many buffers of a call that moves ``num_bytes`` exceed the cache, within reason."""
+    return min(_MAX_COPIES, max(1, -(-ROTATED_BYTES // num_bytes)))
 
 
 def copy_bandwidth(clock: Clock = device_seconds_per_call, *, device: str = "cuda") -> float:
@@ -67,9 +71,11 @@ def copies_of(num_bytes: int, *, device: str = "cuda") -> list[Callable[[], obje
     """One round of copies that each move ``num_bytes``, read and write counted, as an operator
     moves them: from rotated buffers to new memory.
     """
-    count = min(_MAX_COPIES, max(1, -(-ROTATED_BYTES // num_bytes)))
     shape = (max(1, num_bytes // 2),)
-    return [torch.empty(shape, dtype=torch.uint8, device=device).clone for _ in range(count)]
+    return [
+        torch.empty(shape, dtype=torch.uint8, device=device).clone
+        for _ in range(_num_rotated(num_bytes))
+    ]
 
 
 def product_speed(
