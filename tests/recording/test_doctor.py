@@ -290,3 +290,18 @@ def test_segment_offsets_are_checked(offsets: Any, part: str) -> None:
     assert part in found.detail and (found.rule, found.number) == ("segments", "L15")
     fine = torch.tensor([0, 4, 8], dtype=torch.int32)
     assert check_segments(fine, num_tokens=8, max_length=4, capacity=2) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Tried to instantiate dummy base class Stream",
+        "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+        "CUDA error: no CUDA-capable device is detected",
+    ],
+)
+def test_a_stream_is_named_whatever_a_build_says_without_a_gpu(message: str) -> None:
+    def asks(x: T) -> T:
+        raise RuntimeError(message)
+
+    assert [f.rule for f in doctor(asks, example()).findings] == ["stream"]

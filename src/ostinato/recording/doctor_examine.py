@@ -26,6 +26,7 @@ from ostinato.recording.survey import survey
 
 _NO_STREAM = re.compile(
     r"dummy base class|torch\.cuda\.(Stream|Event) requires|no NVIDIA driver|No CUDA GPUs"
+    r"|driver version is insufficient|no CUDA-capable device"
 )
 """What a build without CUDA, or a machine without a GPU, says to ``torch.cuda.Stream()``."""
 
