@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ostinato import GraphConfig
-from ostinato.layers.mlp import pack_gates
+from ostinato.layers.mlp import pack_mlps
 from ostinato.layers.rotary import axial_frequencies
 from ostinato.recording.runner import Runner
 from ostinato.vision.contract import Grid, VisionConfig
@@ -89,7 +89,7 @@ def make_tower(config: VisionConfig) -> Tower:
             is_scale = "norm" in name and name.endswith("weight")
             parameter.copy_(0.1 * drawn + 1.0 if is_scale else 0.03 * drawn)
             parameter.data = parameter.data.bfloat16()
-    pack_gates(tower)
+    pack_mlps(tower)
     return tower.eval().requires_grad_(False)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ostinato import state
 from ostinato.errors import ConfigError
 from ostinato.kernels import linear as subject
 from ostinato.kernels.compare import first_difference
@@ -67,7 +71,9 @@ def test_a_sum_beyond_fp16_is_rounded_before_it_is_activated(
 def test_the_epilogue_is_not_offered_where_sums_may_overflow() -> None:
     offered = {
         dtype: variants.EPILOGUE
-        in variants.candidates(196, 1152, 1152, dtype, num_processors=132, has_epilogue=True)
+        in variants.candidates(
+            196, 1152, 1152, dtype, num_processors=132, has_epilogue=True, is_summed=False
+        )
         for dtype in (torch.bfloat16, torch.float16)
     }
     assert offered == {torch.bfloat16: True, torch.float16: False}
@@ -84,6 +90,30 @@ def test_a_product_with_its_norm_stays_within_its_bound(tiling: variants.Tiling)
     args_rms = (x, weight, None, residual, gain, 1e-6, tiling.name)
     reason = first_wrong_answer(operator("linear_add_rms_norm"), args_rms)
     assert not reason, reason
+
+
+@interprets_loops
+@pytest.mark.parametrize("parts", variants.PARTS)
+def test_a_product_by_the_library_in_parts_stays_within_its_bound(parts: int) -> None:
+    x, weight, bias = operands(19, 70, 210)
+    residual, gain, shift = floats(19, 70, seed=3), floats(70, seed=4), floats(70, seed=5)
+    name = f"library/{parts}"
+    args = (x, weight, bias, residual, gain, shift, 1e-6, name)
+    reason = first_wrong_answer(operator("linear_add_layer_norm"), args)
+    assert not reason, reason
+    args_rms = (x, weight, None, residual, gain, 1e-6, name)
+    reason = first_wrong_answer(operator("linear_add_rms_norm"), args_rms)
+    assert not reason, reason
+
+
+def test_parts_by_the_library_are_those_of_the_inner_dimension() -> None:
+    from ostinato.kernels.linear.triton import parts_of_batch
+
+    x, weight, _ = operands(7, 5, 24)
+    wider = torch.cat((x, x), dim=1)[:, :24]  # rows that do not lie side by side
+    parts = parts_of_batch(wider, weight, 3)
+    want = [x[:, i : i + 8] @ weight[:, i : i + 8].T for i in (0, 8, 16)]
+    torch.testing.assert_close(parts, torch.stack(want))
 
 
 @interprets_loops
@@ -135,27 +165,83 @@ def test_values_against_the_eager_chain() -> None:
     assert torch.equal(y, torch.nn.functional.layer_norm(total, (32,), gain, None, 1e-5))
 
 
-@given(rows=st.integers(1, 20_000), outputs=st.integers(1, 9000), inputs=st.integers(8, 9000))
+@given(
+    rows=st.integers(1, 20_000),
+    outputs=st.integers(1, 9000),
+    inputs=st.integers(8, 9000),
+    is_summed=st.booleans(),
+)
 def test_every_candidate_has_a_name_that_can_be_read_back(
-    rows: int, outputs: int, inputs: int
+    rows: int, outputs: int, inputs: int, is_summed: bool
 ) -> None:
     names = variants.candidates(
-        rows, outputs, inputs, torch.bfloat16, num_processors=132, has_epilogue=True
+        rows,
+        outputs,
+        inputs,
+        torch.bfloat16,
+        num_processors=132,
+        has_epilogue=True,
+        is_summed=is_summed,
     )
     assert names[:2] == [variants.LIBRARY, variants.EPILOGUE]
     assert len(names) == len(set(names)) <= 20
-    assert all(variants.parse(name).name == name for name in names[2:])
-    assert rows <= variants.MAX_TRITON_ROWS or len(names) == 2
+    parts = [variants.num_parts(name) for name in names if variants.num_parts(name)]
+    assert all(inputs % (8 * n) == 0 for n in parts)
+    assert not parts or (is_summed and rows <= variants.MAX_PART_ROWS)
+    tilings = names[2 + len(parts) :]
+    assert all(variants.parse(name).name == name for name in tilings)
+    assert rows <= variants.MAX_TRITON_ROWS or not tilings
 
 
 def test_few_rows_of_a_deep_product_are_worth_splitting() -> None:
-    names = variants.candidates(
-        196, 1152, 4304, torch.bfloat16, num_processors=132, has_epilogue=False
-    )
-    assert any(variants.parse(name).splits > 1 for name in names[1:])
-    assert variants.candidates(
-        196, 1152, 4304, torch.float32, num_processors=132, has_epilogue=False
-    ) == [variants.LIBRARY]
+    def names(dtype: torch.dtype, *, is_summed: bool) -> list[str]:
+        how = {"num_processors": 132, "has_epilogue": False, "is_summed": is_summed}
+        return variants.candidates(196, 1152, 4320, dtype, **how)
+
+    alone = names(torch.bfloat16, is_summed=False)
+    assert any(variants.parse(name).splits > 1 for name in alone[1:])
+    assert names(torch.bfloat16, is_summed=True)[:3] == ["library", "library/2", "library/3"]
+    assert names(torch.float32, is_summed=True) == [variants.LIBRARY]
+
+
+@interprets_loops
+def test_products_are_timed_with_weights_that_are_not_at_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Copies take turns; none is made while recording, when nothing is timed."""
+    from ostinato.kernels.linear import choice
+    from ostinato.kernels.select import Selector
+
+    seen: list[int] = []
+
+    def timer(candidates: Sequence[Callable[[], object]]) -> list[float]:
+        for candidate in candidates * 4:
+            candidate()
+        return [float(i == 1) for i in range(len(candidates))]
+
+    def computed(operator: str, args: tuple[Any, ...]) -> torch.Tensor:
+        seen.append(args[1].data_ptr())
+        return args[0]
+
+    monkeypatch.setattr(choice, "cache_bytes_of", lambda device: 4 * 8 * 512 * 2)
+    monkeypatch.setattr(choice, "num_processors_of", lambda device: 132)
+    monkeypatch.setattr(choice, "compute", computed)
+    selector = Selector(None, "test", timer=timer)
+    monkeypatch.setattr(choice, "selector_of", lambda device: selector)
+    x, weight = torch.ones(4, 512).bfloat16(), torch.ones(8, 512).bfloat16()
+    args = (x, weight, torch.ones(8).bfloat16(), "gelu_tanh", "auto")
+    with state.entering(state.Activity(state.Phase.RECORDING)):
+        choice.resolve("linear", args)
+    assert not seen
+    choice.resolve("linear", args)
+    assert len(set(seen)) == 6  # 5 / 4 of the cache is five copies, and the weight itself
+    assert seen[0] == weight.data_ptr()
+    assert seen[1] != seen[0]
+
+
+def test_what_is_no_part_of_a_product_has_no_parts() -> None:
+    assert variants.num_parts("library/3") == 3
+    assert [variants.num_parts(n) for n in ("library", "epilogue", "64x64x3")] == [0, 0, 0]
 
 
 def test_rows_of_a_class_share_a_choice() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ostinato.kernels.activations import FUNCTIONS
 from ostinato.kernels.rope import rope
 from ostinato.layers.linear import Linear
-from ostinato.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, pack_gates
+from ostinato.layers.mlp import ACTIVATIONS, GatedMlp, Mlp, pack_mlps
 from ostinato.layers.norm import LayerNorm, RMSNorm
 from ostinato.layers.patch import PatchEmbed, PatchMerger, embed_patches
 from ostinato.layers.rotary import AxialRotary, axial_frequencies, rotary_tables
@@ -78,13 +78,18 @@ def test_mlps() -> None:
     up = x @ gated.up_proj.weight.T + gated.up_proj.bias
     expected = (gate / (1 + (-gate).exp()) * up) @ gated.down_proj.weight.T
     expected = expected + gated.down_proj.bias
-    pack_gates(torch.nn.Sequential(gated))
+    alike = plain(x)
+    pack_mlps(torch.nn.Sequential(gated, plain))
     torch.testing.assert_close(gated(x), expected)
+    torch.testing.assert_close(plain(x), alike)
+    assert plain.fc1.weight.shape == (48, 8)
+    assert plain.fc1.bias.shape == (48,)
+    assert plain.fc2.weight.shape == (6, 48)
     names = {name: tuple(p.shape) for name, p in gated.named_parameters()}
     assert names == {
-        "gate_up_proj.weight": (128, 8),
-        "gate_up_proj.bias": (128,),
-        "down_proj.weight": (8, 64),
+        "gate_up_proj.weight": (96, 8),
+        "gate_up_proj.bias": (96,),
+        "down_proj.weight": (8, 48),
         "down_proj.bias": (8,),
     }
     gated.pack()
@@ -95,8 +100,11 @@ def test_a_multiple_of_64_is_packed_without_widening() -> None:
     gated, x = filled(GatedMlp(8, 64, bias=False)), random(5, 8)
     gate, up = x @ gated.gate_proj.weight.T, x @ gated.up_proj.weight.T
     down = gated.down_proj.weight
-    gated.pack()
+    plain = filled(Mlp(8, 64, activation="gelu"))
+    weights = [plain.fc1.weight, plain.fc2.weight]
+    pack_mlps(torch.nn.Sequential(gated, plain))
     assert gated.down_proj.weight is down
+    assert all(a is b for a, b in zip((plain.fc1.weight, plain.fc2.weight), weights, strict=True))
     torch.testing.assert_close(gated(x), (gate / (1 + (-gate).exp()) * up) @ down.T)
 
 

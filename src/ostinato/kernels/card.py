@@ -29,6 +29,14 @@ def num_processors_of(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+@cache
+def cache_bytes_of(device: torch.device) -> int:
+    """Size of a GPU's L2 cache; 0 for other devices."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
 @contextmanager
 def assuming(capability: tuple[int, int]) -> Iterator[None]:
     """Make launches for another card inside the ``with`` block, to compile them without it."""

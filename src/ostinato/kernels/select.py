@@ -45,7 +45,7 @@ class Selector:
     ) -> None:
         self._machine = machine
         self._timer = timer
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a variant may itself be chosen among others
         self._path: Path | None = None
         self._choices: dict[str, str] = {}
         self._assumed: set[str] = set()
@@ -133,6 +133,35 @@ class Selector:
             os.replace(name, self._path)
         except OSError as error:
             _log.warning("the table of variants cannot be kept at %s: %s", self._path, error)
+
+
+_MAX_FORMS = 16_384
+
+
+class Remembered:
+    """What was chosen for forms of calls, as long as the table it was chosen from stays as it is.
+
+    A choice made while recording may be a makeshift and is not kept. Beyond ``_MAX_FORMS`` all are
+    forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[Selector, int, str]] = {}
+
+    def get(self, form: tuple[object, ...], selector: Selector) -> str | None:
+        """The name that was kept, or ``None``."""
+        known = self._known.get(form)
+        if known is not None and known[0] is selector and known[1] == selector.edition:
+            return known[2]
+        return None
+
+    def keep(self, form: tuple[object, ...], selector: Selector, name: str) -> None:
+        """Keep ``name``, which ``selector`` chose for calls of this form."""
+        if state.is_recording():
+            return
+        if len(self._known) >= _MAX_FORMS:
+            self._known.clear()
+        self._known[form] = (selector, selector.edition, name)
 
 
 _selectors: dict[torch.device, Selector] = {}

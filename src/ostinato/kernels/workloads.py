@@ -28,6 +28,7 @@ OPERATOR_PACKAGES = (
     "penalties",
     "position_interpolation_add",
     "rope",
+    "rotary_attention",
     "sampling",
     "swiglu",
 )
@@ -61,7 +62,7 @@ def workloads(*, rows: int, dtype: torch.dtype, device: str) -> Iterator[Workloa
     make = _Maker(rows, dtype, device)
     groups = (
         *(_norms, _activations, _products, _ropes, _modulations),
-        *(_patches, _fp8, _attentions, _samplings),
+        *(_patches, _fp8, _windows, _attentions, _samplings),
     )
     for name, label, args in (call for group in groups for call in group(make)):
         yield Workload(known[name], args, label)
@@ -201,6 +202,16 @@ def _fp8(make: _Maker) -> Calls:
     yield "fp8_modulate", "3072 segments", (x, scale, shift, segments, 1e-6)
     yield "fp8_gelu", "4304 gelu_tanh", (make.floats(make.rows, 4304), None, "gelu_tanh")
     yield "fp8_swiglu", "2x9216 silu", (make.floats(make.rows, 2 * 9216), None, "silu")
+
+
+def _windows(make: _Maker) -> Calls:
+    """A tower's windows of 64 rows, and one image of 256 patches, by heads of 72 and of 80."""
+    for rows, length, head_dim in ((256, 256, 72), (make.rows // 64 * 64, 64, 80)):
+        qkv = make.floats(rows, 3 * 16 * head_dim)
+        angles = make.floats(rows, head_dim // 2, dtype=torch.float32)
+        tables = (angles.cos(), angles.sin())
+        args = (qkv, *tables, make.steps(rows // length + 1, length), length, 16, head_dim**-0.5)
+        yield "rotary_attention", f"{rows} in segments of {length}, 16x{head_dim}", args
 
 
 def _attentions(make: _Maker) -> Calls:

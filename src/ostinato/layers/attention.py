@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from ostinato.kernels.rope import rope
-from ostinato.kernels.segment_attention import segment_attention
+from ostinato.kernels.rotary_attention import rotary_attention
 from ostinato.layers.fp8 import AnyLinear, Rows, project
 from ostinato.layers.linear import Linear
 
@@ -34,13 +32,6 @@ class SegmentAttention(nn.Module):
         ``offsets``: (segments + 1,) int32.
         """
         qkv = project(self.qkv, x)
-        # In a pass over v that is made anyway; the attention kernels that need it are for bfloat16.
-        is_clean = qkv.dtype == torch.bfloat16
-        q, k, v = rope(
-            qkv, *tables, heads=self.num_heads, head_dim=self.head_dim, is_v_cleaned=is_clean
+        return rotary_attention(
+            qkv, *tables, offsets, max_length, heads=self.num_heads, scale=self.head_dim**-0.5
         )
-        scale = self.head_dim**-0.5
-        rows_THD = segment_attention(
-            q, k, v, offsets, max_length, scale=scale, is_v_finite=is_clean
-        )
-        return rows_THD.flatten(1)

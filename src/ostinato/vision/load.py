@@ -11,7 +11,7 @@ from torch import nn
 
 from ostinato.errors import ConfigError, WeightsError
 from ostinato.layers.fp8 import quantise_linears
-from ostinato.layers.mlp import pack_gates
+from ostinato.layers.mlp import pack_mlps
 from ostinato.vision.fields import Fields
 from ostinato.vision.registry import Family, find_family
 from ostinato.vision.tower import Tower
@@ -49,7 +49,7 @@ def load_tower(
     if quantization not in (None, "fp8"):
         raise ConfigError(f"quantization is {quantization!r}; expected None or 'fp8'")
     tower = _load(model, device, dtype, revision)
-    pack_gates(tower)
+    pack_mlps(tower)
     if quantization is not None:
         _quantise(tower)
     return tower

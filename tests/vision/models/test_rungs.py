@@ -94,4 +94,4 @@ def test_a_rung_runs_the_same_operators_for_every_layout(tower: Tower) -> None:
             tower(patches, tensors, max_segment=256, max_window=rung.max_window)
         seen.append(mode.names)
     assert all(names == seen[0] for names in seen)
-    assert seen[0].count("segment_attention.default") == tower.config.depth
+    assert seen[0].count("rotary_attention.default") == tower.config.depth

@@ -5,23 +5,32 @@ Imported at the first call on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
 
-from ostinato import state
-from ostinato.kernels.card import num_processors_of
+from ostinato.kernels.card import cache_bytes_of, num_processors_of
 from ostinato.kernels.gate import current_numerics
 from ostinato.kernels.gelu import triton as _gelu
 from ostinato.kernels.linear import triton as _tiled
-from ostinato.kernels.linear.variants import EPILOGUE, LIBRARY, candidates, parse, row_class
+from ostinato.kernels.linear.variants import (
+    EPILOGUE,
+    LIBRARY,
+    candidates,
+    num_parts,
+    parse,
+    row_class,
+)
 from ostinato.kernels.norm import triton as _norms
-from ostinato.kernels.select import Selector, selector_of
+from ostinato.kernels.select import Remembered, Selector, selector_of
 
 _VARIANT = -1
-_MAX_KNOWN = 16_384
-_known: dict[tuple[object, ...], tuple[Selector, int, str]] = {}
+_MAX_COPIES = 16
+_remembered = Remembered()
 gelu: Any = _gelu
 norms: Any = _norms
 tiled: Any = _tiled
@@ -43,14 +52,10 @@ def _variant(operator: str, args: tuple[Any, ...]) -> str:
     activation = args[3] if operator == "linear" else ""
     selector = selector_of(x.device)
     form = (operator, x.device, x.dtype, x.shape, weight.shape, activation, bias is None)
-    known = _known.get(form)
-    if known is not None and known[0] is selector and known[1] == selector.edition:
-        return known[2]
-    chosen = _choose(operator, args, activation, selector)
-    if not state.is_recording():  # else the choice may be a makeshift
-        if len(_known) >= _MAX_KNOWN:
-            _known.clear()
-        _known[form] = (selector, selector.edition, chosen)
+    chosen = _remembered.get(form, selector)
+    if chosen is None:
+        chosen = _choose(operator, args, activation, selector)
+        _remembered.keep(form, selector, chosen)
     return chosen
 
 
@@ -63,13 +68,40 @@ def _choose(operator: str, args: tuple[Any, ...], activation: str, selector: Sel
         x.dtype,
         num_processors=num_processors_of(x.device),
         has_epilogue=activation == "gelu_tanh" and bias is not None,
+        is_summed=operator != "linear",
     )
     if len(names) == 1:
         return LIBRARY
     shape = "x".join(map(str, (row_class(x.shape[0]), *weight.shape)))
     described = f"{x.dtype} {shape} {activation} {bias is not None}"
-    variants = {name: partial(compute, operator, (*args[:_VARIANT], name)) for name in names}
-    return selector.choose(operator, described, variants)
+    cold = _Cold(operator, args)
+    return selector.choose(operator, described, {name: partial(cold, name) for name in names})
+
+
+class _Cold:
+    """Calls of one product that find its weight in memory, not in the cache, as a model's do, where
+    other layers' weights come between: copies take turns. Fewer of them where memory is short.
+    """
+
+    def __init__(self, operator: str, args: tuple[Any, ...]) -> None:
+        self._operator = operator
+        self._args = args
+        self._weights: Iterator[torch.Tensor] | None = None
+
+    def __call__(self, name: str) -> Any:
+        x, weight, *rest = self._args[:_VARIANT]
+        if self._weights is None:  # at the first call: while recording there is none
+            self._weights = cycle(self._copies(weight))
+        return compute(self._operator, (x, next(self._weights), *rest, name))
+
+    @staticmethod
+    def _copies(weight: torch.Tensor) -> list[torch.Tensor]:
+        num_bytes = max(1, weight.numel() * weight.element_size())
+        num_copies = min(_MAX_COPIES, cache_bytes_of(weight.device) * 5 // 4 // num_bytes)
+        weights = [weight]
+        with suppress(torch.OutOfMemoryError):
+            weights += [weight.clone() for _ in range(num_copies)]
+        return weights
 
 
 def compute(operator: str, args: tuple[Any, ...]) -> Any:
@@ -85,8 +117,14 @@ def compute(operator: str, args: tuple[Any, ...]) -> Any:
         if is_rms:
             return norms.add_rms_norm(product, residual, norm_weight, eps)
         return norms.add_layer_norm(product, residual, norm_weight, shift, eps)
-    return tiled.multiply_add_norm(
-        x, weight, bias, residual, norm_weight, shift, eps, parse(variant), is_rms=is_rms
+    split = num_parts(variant)
+    parts = (
+        tiled.parts_of_batch(x, weight, split)
+        if split
+        else tiled.parts_of_tiles(x, weight, parse(variant))
+    )
+    return tiled.sum_add_norm(
+        parts, bias, residual, norm_weight, shift, eps, dtype=x.dtype, is_rms=is_rms
     )
 
 

@@ -156,7 +156,7 @@ def multiply(x, weight, bias, activation, tiling: Tiling):
     if tiling.splits == 1:
         _multiply_into(out, x, weight, bias, activation, tiling)
         return out
-    parts = _parts(x, weight, tiling)
+    parts = parts_of_tiles(x, weight, tiling)
     tile_rows, tile_columns, warps = part_row_tile(num_outputs)
     grid = (ceil_div(num_rows, tile_rows), ceil_div(num_outputs, tile_columns))
     sum_kernel[grid](
@@ -176,21 +176,18 @@ def multiply(x, weight, bias, activation, tiling: Tiling):
     return out
 
 
-def multiply_add_norm(
-    x, weight, bias, residual, norm_weight, norm_bias, eps, tiling: Tiling, *, is_rms
-):
-    """``(norm(h), h)`` with ``h = residual + (x @ weight^T + bias)``."""
+def sum_add_norm(parts, bias, residual, norm_weight, norm_bias, eps, *, dtype, is_rms):
+    """``(norm(h), h)`` with ``h = residual + (sum of parts + bias)``, in ``dtype``."""
     num_rows, width = residual.shape
-    y = x.new_empty((num_rows, width))
+    y = residual.new_empty((num_rows, width), dtype=dtype)
     total = torch.empty_like(y)
-    parts = _parts(x, weight, tiling)
     tile_rows, tile_columns, warps = whole_row_tile(width)
     sum_add_norm_kernel[(ceil_div(num_rows, tile_rows),)](
         parts,
-        bias if bias is not None else x,
+        bias if bias is not None else residual,
         residual,
-        norm_weight if norm_weight is not None else x,
-        norm_bias if norm_bias is not None else x,
+        norm_weight if norm_weight is not None else residual,
+        norm_bias if norm_bias is not None else residual,
         y,
         total,
         num_rows,
@@ -210,13 +207,22 @@ def multiply_add_norm(
     return y, total
 
 
-def _parts(x, weight, tiling):
+def parts_of_tiles(x, weight, tiling):
     """(splits, rows, outputs) fp32: what each part of the inner dimension adds up to."""
     num_splits = ceil_div(x.shape[1], _inputs_per_split(x.shape[1], tiling.splits))
     shape = (num_splits, x.shape[0], weight.shape[0])
     parts = torch.empty(shape, dtype=torch.float32, device=x.device)
     _multiply_into(parts, x, weight, None, "", tiling)
     return parts
+
+
+def parts_of_batch(x, weight, num_parts):
+    """The same by the library, for equal parts of the inner dimension."""
+    rows = x.unflatten(1, (num_parts, -1)).transpose(0, 1)
+    columns = weight.unflatten(1, (num_parts, -1)).permute(1, 2, 0)
+    if x.dtype == torch.float32:
+        return torch.bmm(rows, columns)
+    return torch.bmm(rows, columns, out_dtype=torch.float32)
 
 
 def _multiply_into(out, x, weight, bias, activation, tiling):

@@ -1,4 +1,4 @@
-"""Who computes a product: the library, its epilogue, or a Triton tiling, by measured time.
+"""Who computes a product: the library, at once or in parts, its epilogue, or a Triton tiling.
 
 A library gives a product of tens of rows few tiles, so that most of the device idles; splitting the
 inner dimension fills it. Names of variants are all there is to a choice, so they travel as an
@@ -15,6 +15,13 @@ import torch
 LIBRARY = "library"
 EPILOGUE = "epilogue"
 """cuBLASLt applies bias and tanh-GELU to the sums before it rounds them."""
+
+PARTS = (2, 3)
+"""Parts of the inner dimension that the library multiplies as a batch, where a sum follows anyway:
+it gives each part's product as many tiles as it would give the whole."""
+
+MAX_PART_ROWS = 1024
+_MIN_PART = 384
 
 MAX_TRITON_ROWS = 512
 """Above these the library fills the device and is faster than any tiling here."""
@@ -56,6 +63,12 @@ def parse(name: str) -> Tiling:
     return Tiling(rows, columns, warps, splits)
 
 
+def num_parts(name: str) -> int:
+    """Of a variant that the library computes in parts; 0 for any other name."""
+    library, _, parts = name.partition("/")
+    return int(parts) if library == LIBRARY and parts else 0
+
+
 def row_class(num_rows: int) -> int:
     """Rows up to this number share a choice."""
     for top in _ROW_CLASSES:
@@ -72,16 +85,26 @@ def candidates(
     *,
     num_processors: int,
     has_epilogue: bool,
+    is_summed: bool,
 ) -> list[str]:
     """Names worth timing for this size, the library first.
 
     A tiling is worth timing where it makes no more than about two waves of programs, with as many
-    splits as one or two waves ask for. The epilogue activates sums that are not rounded: where fp16
+    splits as one or two waves ask for. ``is_summed``: a kernel that can add parts follows. The
+    epilogue activates sums that are not rounded: where fp16
     overflows, the chain answers GELU(-inf), which is NaN, and the epilogue -0.0, so fp16 has none.
     """
     is_offered = has_epilogue and dtype is not torch.float16
     names = [LIBRARY, EPILOGUE] if is_offered else [LIBRARY]
-    if dtype not in (torch.bfloat16, torch.float16) or num_rows > MAX_TRITON_ROWS:
+    if dtype not in (torch.bfloat16, torch.float16):
+        return names
+    if is_summed and num_rows <= MAX_PART_ROWS:
+        names += [
+            f"{LIBRARY}/{parts}"
+            for parts in PARTS
+            if num_inputs % (parts * _ALIGNMENT) == 0 and num_inputs // parts >= _MIN_PART
+        ]
+    if num_rows > MAX_TRITON_ROWS:
         return names
     if num_inputs % _ALIGNMENT or num_inputs < INNER:
         return names

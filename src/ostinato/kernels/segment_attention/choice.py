@@ -100,7 +100,7 @@ class Chooser:
 
             name = selector.choose(
                 "segment_attention",
-                _text(key[0]),
+                class_text(key[0]),
                 {label: lambda b=b: run(b) for label, b in usable.items()},  # type: ignore[misc]
             )
             chosen = usable[name]
@@ -155,7 +155,8 @@ def made_up_offsets(call: Call) -> list[Tensor]:
     return made
 
 
-def _text(shape: object) -> str:
+def class_text(shape: object) -> str:
+    """The class as the table of times names it."""
     assert isinstance(shape, ShapeClass)
     dtype = str(shape.dtype).removeprefix("torch.")
     aligned = "" if shape.is_aligned else ", not aligned"

@@ -1,0 +1,77 @@
+"""One kernel or two, by measured time, once for each class of rows and segments."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.kernels.gate import current_numerics
+from ostinato.kernels.rotary_attention import triton as _triton
+from ostinato.kernels.rotary_attention.reference import rotary_attention
+from ostinato.kernels.segment_attention import availability
+from ostinato.kernels.segment_attention.call import Call
+from ostinato.kernels.segment_attention.choice import class_text, made_up_offsets, shape_class
+from ostinato.kernels.segment_attention.tiles import SHORT
+from ostinato.kernels.select import Remembered, selector_of
+
+LONGEST = SHORT[-1]
+"""Longer segments have several tiles of keys, which each tile of rows would rotate: 9.8 us for 196
+rows of one image on an H200, where two kernels take 8.2."""
+TWO, ONE = "two kernels", "one kernel"
+_MAX_HEAD_DIM = 128
+kernel: Any = _triton
+_remembered = Remembered()
+
+
+def resolve(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """``args`` where the kernel serves; ``None`` where the two operators do."""
+    if current_numerics() != "fast" or _misfits(*args):
+        return None
+    qkv, cos, sin, offsets, max_length, heads, scale = args
+    selector = selector_of(qkv.device)
+    form = (
+        *(qkv.device, qkv.dtype, qkv.shape, qkv.data_ptr() & 15, offsets.shape, max_length, heads),
+        availability.hidden(),
+    )
+    chosen = _remembered.get(form, selector)
+    if chosen is None:
+        width = qkv.shape[1] // 3
+        q, k, v = (x.unflatten(1, (heads, -1)) for x in qkv.split(width, dim=1))
+        call = Call(q, k, v, offsets, max_length, scale)
+        layouts = [(qkv, cos, sin, own, max_length, heads, scale) for own in made_up_offsets(call)]
+        variants = {TWO: partial(_run, rotary_attention, layouts)}
+        if "triton" not in availability.hidden():
+            variants[ONE] = partial(_run, kernel.rotary_attention, layouts)
+        chosen = selector.choose("rotary_attention", class_text(shape_class(call)), variants)
+        _remembered.keep(form, selector, chosen)
+    return args if chosen == ONE else None
+
+
+def _misfits(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    heads: int,
+    scale: float,
+) -> bool:
+    return (
+        qkv.shape[0] == 0
+        or qkv.dtype.itemsize != 2
+        or qkv.stride(1) != 1
+        or qkv.shape[1] // (3 * heads) > _MAX_HEAD_DIM
+        or not 0 < max_length <= LONGEST
+        or scale < 0
+        or cos.dtype != torch.float32
+        or cos.stride() != sin.stride()
+        or cos.stride(1) != 1
+    )
+
+
+def _run(attend: Any, layouts: list[tuple[Any, ...]]) -> None:
+    for layout in layouts:
+        attend(*layout)

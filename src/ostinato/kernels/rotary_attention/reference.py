@@ -1,0 +1,64 @@
+"""The chain of two operators, each of which is chosen and proven by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ostinato.kernels.bounds import FP32_EPS
+from ostinato.kernels.examples import values
+from ostinato.kernels.rope import rope
+from ostinato.kernels.segment_attention import segment_attention
+
+_SEVERAL = (5, 0, 64, 1, 130, 33, 0)
+_ALONE = 197
+
+
+def rotary_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    offsets: Tensor,
+    max_length: int,
+    heads: int,
+    scale: float,
+) -> Tensor:
+    # In a pass over v that is made anyway; the attention kernels that need it are for bfloat16.
+    is_clean = qkv.dtype == torch.bfloat16
+    head_dim = qkv.shape[1] // (3 * heads)
+    q, k, v = rope(qkv, cos, sin, heads=heads, head_dim=head_dim, is_v_cleaned=is_clean)
+    rows = segment_attention(q, k, v, offsets, max_length, scale=scale, is_v_finite=is_clean)
+    return rows.flatten(1)
+
+
+def tolerance(expected: Sequence[Tensor], args: tuple[Any, ...]) -> list[Tensor]:
+    """Six units of v's largest finite value: the kernel and the chain may each be three away."""
+    v = args[0].chunk(3, dim=1)[2]
+    finite = torch.nan_to_num(v.float(), nan=0.0, posinf=0.0, neginf=0.0)
+    unit = 6 * torch.finfo(v.dtype).eps + 128 * FP32_EPS
+    return [unit * finite.abs().max().expand(expected[0].shape)]
+
+
+def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Segments of 0, 1 and odd lengths, as long as ``max_length`` lets them be.
+
+    In the last one a whole segment is NaN; it must show there and nowhere else.
+    """
+    qkv, cos, _, offsets, max_length, heads, scale = args
+    lengths = _SEVERAL if offsets.shape[0] > 2 else (_ALONE,)
+    lengths = tuple(min(length, max_length) for length in lengths)
+    ends = torch.tensor(lengths, device=qkv.device).cumsum(0)
+    own = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
+    rows = sum(lengths)
+    angles = 3 * values("normal", (rows, cos.shape[1]), cos, seed=7)
+    for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0)):
+        parts = values("normal", (rows, 3, qkv.shape[1] // 3), qkv, seed=number)
+        parts[:, 0] *= size
+        if number == 4 and len(lengths) > 1:
+            begin = sum(lengths[:4])
+            parts[begin : begin + lengths[4]] = torch.nan
+        tables = (angles.cos(), angles.sin())
+        yield (parts.flatten(1), *tables, own, max_length, heads, scale)
