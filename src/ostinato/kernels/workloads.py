@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ostinato.kernels.linear.variants import TILES, Tiling
+from ostinato.kernels.linear.variants import LIBRARY, PARTS, TILES, Tiling
 from ostinato.kernels.op import Operator, registered
 
 OPERATOR_PACKAGES = (
@@ -125,23 +125,26 @@ def _activations(make: _Maker) -> Calls:
 
 
 def _products(make: _Maker) -> Calls:
-    """Every tiling, split and whole; fp32 products are the library's."""
+    """Every way to split a product, and whole ones by tiles; fp32 products are the library's."""
     if make.dtype is torch.float32:
         return
     bias = make.floats(1152)
-    residual = make.floats(make.rows, 1152)
-    for tile in TILES:
-        for splits in (1, 3):
-            variant = Tiling(*tile, splits).name
-            x, weight = make.floats(make.rows, 1152), make.floats(1152, 1152)
-            for activation in ("", "gelu_tanh", "gelu_erf"):
-                call = (x, weight, bias, activation, variant)
-                yield "linear", f"1152x1152 {activation} {variant}", call
-            x, weight = make.floats(make.rows, 4304), make.floats(1152, 4304)
-            shared = (x, weight, bias, residual, make.floats(1152))
-            yield "linear_add_rms_norm", f"4304x1152 {variant}", (*shared, 1e-6, variant)
-            args = (*shared, make.floats(1152), 1e-6, variant)
-            yield "linear_add_layer_norm", f"4304x1152 {variant}", args
+    for name in (Tiling(*tile, splits).name for tile in TILES for splits in (1, 3)):
+        x, weight = make.floats(make.rows, 1152), make.floats(1152, 1152)
+        for activation in ("", "gelu_tanh", "gelu_erf"):
+            yield "linear", f"1152x1152 {activation} {name}", (x, weight, bias, activation, name)
+        yield from _summed(make, 4304, name)
+    for parts in PARTS:
+        yield from _summed(make, 4320, f"{LIBRARY}/{parts}")
+
+
+def _summed(make: _Maker, inputs: int, name: str) -> Calls:
+    """A projection whose parts are summed by the norm behind it."""
+    x, weight = make.floats(make.rows, inputs), make.floats(1152, inputs)
+    shared = (x, weight, make.floats(1152), make.floats(make.rows, 1152), make.floats(1152))
+    yield "linear_add_rms_norm", f"{inputs}x1152 {name}", (*shared, 1e-6, name)
+    args = (*shared, make.floats(1152), 1e-6, name)
+    yield "linear_add_layer_norm", f"{inputs}x1152 {name}", args
 
 
 def _ropes(make: _Maker) -> Calls:
@@ -205,8 +208,8 @@ def _fp8(make: _Maker) -> Calls:
 
 
 def _windows(make: _Maker) -> Calls:
-    """A tower's windows of 64 rows, and one image of 256 patches, by heads of 72 and of 80."""
-    for rows, length, head_dim in ((256, 256, 72), (make.rows // 64 * 64, 64, 80)):
+    """A few segments of 128 rows, and many windows of 64, by heads of 72 and of 80."""
+    for rows, length, head_dim in ((256, 128, 72), (make.rows // 64 * 64, 64, 80)):
         qkv = make.floats(rows, 3 * 16 * head_dim)
         angles = make.floats(rows, head_dim // 2, dtype=torch.float32)
         tables = (angles.cos(), angles.sin())
