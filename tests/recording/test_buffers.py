@@ -162,6 +162,24 @@ def test_what_is_packed_already_travels_from_where_it_is(
         assert all(torch.equal(a, b) for a, b in zip(upload.tensors, sent, strict=True))
 
 
+def test_what_the_device_holds_is_not_sent_again() -> None:
+    upload = Upload(KEPT, CPU, is_kept=True)
+    one, other, odd = packed(0, 4), packed(0, 4), packed(0, 16)
+
+    def is_sent(given: list[torch.Tensor]) -> bool:
+        upload._target.zero_()
+        upload.send(given)
+        return all(torch.equal(a, b) for a, b in zip(upload.tensors, given, strict=True))
+
+    assert [is_sent(given) for given in (one, one, other, one)] == [True, False, True, True]
+    assert [is_sent(given) for given in (odd, one, odd, odd)] == [True] * 4
+    plain = Upload(KEPT, CPU)
+    for _ in range(2):
+        plain._target.zero_()
+        plain.send(one)
+        assert torch.equal(plain.tensors[0], one[0])
+
+
 def test_a_block_that_is_not_laid_out_like_the_upload_is_copied() -> None:
     upload = Upload(KEPT, CPU, is_kept=True)
     sent = packed(0, 4)

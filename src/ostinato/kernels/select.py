@@ -64,7 +64,7 @@ class Selector:
         known = self._choices.get(key)
         if known is not None or len(variants) == 1:
             return known or first
-        if state.is_recording():
+        if _may_not_wait():
             self._assumed.add(key)
             return first
         with self._lock:
@@ -135,6 +135,12 @@ class Selector:
             _log.warning("the table of variants cannot be kept at %s: %s", self._path, error)
 
 
+def _may_not_wait() -> bool:
+    """While this thread's stream is recorded, by us or by anyone, nothing can be timed."""
+    is_on_gpu = torch.cuda.is_initialized()
+    return state.is_recording() or (is_on_gpu and torch.cuda.is_current_stream_capturing())
+
+
 _MAX_FORMS = 16_384
 
 
@@ -157,7 +163,7 @@ class Remembered:
 
     def keep(self, form: tuple[object, ...], selector: Selector, name: str) -> None:
         """Keep ``name``, which ``selector`` chose for calls of this form."""
-        if state.is_recording():
+        if _may_not_wait():
             return
         if len(self._known) >= _MAX_FORMS:
             self._known.clear()

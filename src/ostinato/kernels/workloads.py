@@ -114,14 +114,14 @@ def _norms(make: _Maker) -> Calls:
 
 
 def _activations(make: _Maker) -> Calls:
-    for width, activation in ((4304, "gelu_tanh"), (4608, "gelu_erf"), (5120, "gelu_quick")):
+    for width, activation in ((4320, "gelu_tanh"), (4608, "gelu_erf"), (5120, "gelu_quick")):
         name = "gelu_erf" if activation == "gelu_erf" else "gelu"
         yield name, f"{width} {activation}", (make.floats(make.rows, width), None, activation)
-    for width in (704, 3420, 9216):
+    for width in (704, 3456, 9216):
         packed = make.floats(make.rows, 2 * width)
         yield "swiglu", f"2x{width} silu", (packed, None, "silu")
-    packed, bias = make.floats(make.rows, 2 * 3420), make.floats(2 * 3420)
-    yield "swiglu", "2x3420 silu bias", (packed, bias, "silu")
+    packed, bias = make.floats(make.rows, 2 * 3456), make.floats(2 * 3456)
+    yield "swiglu", "2x3456 silu bias", (packed, bias, "silu")
 
 
 def _products(make: _Maker) -> Calls:
@@ -133,7 +133,7 @@ def _products(make: _Maker) -> Calls:
         x, weight = make.floats(make.rows, 1152), make.floats(1152, 1152)
         for activation in ("", "gelu_tanh", "gelu_erf"):
             yield "linear", f"1152x1152 {activation} {name}", (x, weight, bias, activation, name)
-        yield from _summed(make, 4304, name)
+        yield from _summed(make, 4320, name)
     for parts in PARTS:
         yield from _summed(make, 4320, f"{LIBRARY}/{parts}")
 
@@ -203,7 +203,7 @@ def _fp8(make: _Maker) -> Calls:
     shift, scale, _ = make.floats(5, 3 * 3072).chunk(3, dim=1)
     segments = make.integers(5, make.rows, dtype=torch.int32)
     yield "fp8_modulate", "3072 segments", (x, scale, shift, segments, 1e-6)
-    yield "fp8_gelu", "4304 gelu_tanh", (make.floats(make.rows, 4304), None, "gelu_tanh")
+    yield "fp8_gelu", "4320 gelu_tanh", (make.floats(make.rows, 4320), None, "gelu_tanh")
     yield "fp8_swiglu", "2x9216 silu", (make.floats(make.rows, 2 * 9216), None, "silu")
 
 

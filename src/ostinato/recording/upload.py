@@ -23,8 +23,9 @@ class Upload:
 
     ``tensors`` have the given specs, on ``device``. On the CPU the copy is a plain one. With
     ``is_kept`` the host tensors are never written again: those that lie in one block as they lie
-    on the device (each begins at a multiple of ``ALIGNMENT_BYTES``) travel from where they are;
-    torch keeps pinned memory that a copy still reads from being used again.
+    on the device (each begins at a multiple of ``ALIGNMENT_BYTES``) travel from where they are, and
+    not again while they are what the device holds; torch keeps pinned memory that a copy still
+    reads from being used again.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Upload:
         self._slots = [self._slot() for _ in range(NUM_SLOTS if self._is_pinned else 1)]
         self._next = 0
         self._last: tuple[Sequence[torch.Tensor], torch.Tensor] | None = None
+        self._sent: torch.Tensor | None = None  # the block that the device holds
 
     def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         views = []
@@ -60,8 +62,11 @@ class Upload:
         """Copy host tensors of the specs' shapes to the device, on the current stream."""
         block = self._block_of(tensors) if self._is_kept else None
         if block is not None:
-            self._target.copy_(block, non_blocking=True)
+            if block is not self._sent:
+                self._target.copy_(block, non_blocking=True)
+                self._sent = block
             return
+        self._sent = None
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         slot.wait()

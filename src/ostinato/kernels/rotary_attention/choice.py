@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ def resolve(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """``args`` where the kernel serves; ``None`` where the two operators do."""
     if current_numerics() != "fast" or _misfits(*args):
         return None
-    qkv, cos, sin, offsets, max_length, heads, scale = args
+    qkv, _, _, offsets, max_length, heads, scale = args
     selector = selector_of(qkv.device)
     form = (
         *(qkv.device, qkv.dtype, qkv.shape, qkv.data_ptr() & 15, offsets.shape, max_length, heads),
@@ -41,10 +42,10 @@ def resolve(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         width = qkv.shape[1] // 3
         q, k, v = (x.unflatten(1, (heads, -1)) for x in qkv.split(width, dim=1))
         call = Call(q, k, v, offsets, max_length, scale)
-        layouts = [(qkv, cos, sin, own, max_length, heads, scale) for own in made_up_offsets(call)]
-        variants = {TWO: partial(_run, rotary_attention, layouts)}
+        timed = _OnMadeUp(args, call)
+        variants = {TWO: partial(timed, rotary_attention)}
         if "triton" not in availability.hidden():
-            variants[ONE] = partial(_run, kernel.rotary_attention, layouts)
+            variants[ONE] = partial(timed, kernel.rotary_attention)
         chosen = selector.choose("rotary_attention", class_text(shape_class(call)), variants)
         _remembered.keep(form, selector, chosen)
     return args if chosen == ONE else None
@@ -72,6 +73,19 @@ def _misfits(
     )
 
 
-def _run(attend: Any, layouts: list[tuple[Any, ...]]) -> None:
-    for layout in layouts:
-        attend(*layout)
+class _OnMadeUp:
+    """Calls on segmentations made up from the bounds, at the first call: while recording there is
+    none, and no offsets may be sent to the device.
+    """
+
+    def __init__(self, args: tuple[Any, ...], call: Call) -> None:
+        self._args = args
+        self._call = call
+        self._offsets: list[Tensor] | None = None
+
+    def __call__(self, attend: Callable[..., Tensor]) -> None:
+        if self._offsets is None:
+            self._offsets = made_up_offsets(self._call)
+        qkv, cos, sin, _, *rest = self._args
+        for offsets in self._offsets:
+            attend(qkv, cos, sin, offsets, *rest)
