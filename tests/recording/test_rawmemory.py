@@ -42,6 +42,7 @@ def test_both_ways_notice_the_same(
     assert watch.is_unchanged()
     CHANGES[name](tensors[1])
     assert watch.is_unchanged() == (name in ("nothing", "elements", "grad_flag"))
+    assert watch.is_held() == (name not in ("grown", "freed"))
 
 
 def test_this_interpreter_is_supported() -> None:

@@ -11,6 +11,7 @@ from ostinato import state
 from ostinato.recording import recorder
 from ostinato.vision.contract import Grid
 from ostinato.vision.encoder import Encoder
+from ostinato.vision.load import load_tower
 from ostinato.vision.models.qwen3_vl import Qwen3VL
 from ostinato.vision.packing import Load
 from ostinato.vision.recorded import RecordedTower
@@ -260,4 +261,35 @@ def test_new_weights_are_noticed() -> None:
         last = route(encoder, [(1, 6, 8)])[0]
         settle(recorded)
     assert last == "rung"
+    encoder.close()
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_weights_that_move_are_noticed_and_freed_ones_are_not_read(
+    is_freed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger is asked while the replay is under way, but not where its memory may be gone."""
+    tower = load_tower("tiny-qwen3-vl").eval()
+    encoder, recorded = make(tower)
+    for _ in range(3):
+        served = route(encoder, [(1, 6, 8)])
+        settle(recorded)
+    assert served[0] == "rung"
+    (entry,) = recorded._entries.values()
+    launched: list[object] = []
+    replay = entry.recorded.replay
+
+    def counted() -> None:
+        launched.append(None)
+        replay()
+
+    monkeypatch.setattr(entry.recorded, "replay", counted)
+    assert route(encoder, [(1, 6, 8)], 1)[0] == "rung" and len(launched) == 1
+    weight = tower.merger.mlp.fc1.weight
+    old = weight.untyped_storage()
+    weight.data = 2 * weight.data
+    if is_freed:
+        old.resize_(0)
+    assert route(encoder, [(1, 6, 8)], 2) == ("direct", "what the region reads has changed")
+    assert len(launched) == (1 if is_freed else 2)
     encoder.close()

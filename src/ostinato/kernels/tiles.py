@@ -37,7 +37,6 @@ BEST: dict[tuple[str, int], Tile] = {
     ("rms_norm", 1152): Tile(2, 2048, 2),
     ("rope", 72): Tile(2, 16, 4),
     ("sample", 151936): Tile(1, 4096, 16),
-    ("swiglu", 3456): Tile(1, 4096, 4),
 }
 """Best of ``bench/kernels_tune.py`` on an H200 by operator and width, where it is not the rule's
 guess (16,384 rows; of two shapes that share a width, what is good for both). Widths of feed-forward

@@ -89,6 +89,12 @@ class Ledger:
         with self._lock:
             return self._watched.generation if self._watched.is_unchanged() else self._refresh()
 
+    def is_held(self) -> bool:
+        """True when what recordings read is still where it was, so that a replay harms nothing,
+        though its result may be of a state that is past. A fraction of what ``check`` takes.
+        """
+        return self._watched.is_held()
+
     def requires_grad(self) -> bool:
         """True when any watched tensor requires a gradient."""
         return any(map(_requires_grad, self._watched.tensors))

@@ -110,8 +110,11 @@ class AddressWatch:
         self._storages = [t.untyped_storage() for t in tensors]
         self._attributes = [t.__dict__ for t in tensors]  # made here where a tensor has none yet
         self._facts = list(map(_facts, self._tensors))
+        self._pointers = [s.data_ptr() for s in self._storages]
         self._words = self._find_words() if is_supported() else None
         self._expected = b"" if self._words is None else self._read(self._words)
+        self._pointer_words = None if self._words is None else self._find_pointer_words()
+        self._held = np.array(self._pointers, np.uint64).tobytes()
 
     def _find_words(self) -> Words | None:
         layout = _layout()
@@ -126,9 +129,22 @@ class AddressWatch:
             addresses += [*words, length_of(attributes)]
         return indices(addresses)
 
+    def _find_pointer_words(self) -> Words:
+        layout = _layout()
+        assert layout is not None
+        return indices([s._cdata + layout.pointer for s in self._storages])
+
     @staticmethod
     def _read(words: Words) -> bytes:
         return read(words)
+
+    def is_held(self) -> bool:
+        """True when every storage still has the memory it had: reading it by its old address is
+        harmless, whatever a tensor may say of it by now. One word for each tensor.
+        """
+        if self._pointer_words is not None:
+            return self._read(self._pointer_words) == self._held
+        return [s.data_ptr() for s in self._storages] == self._pointers
 
     def is_unchanged(self) -> bool:
         """True when every tensor still has the storage, memory, shape and stride it had."""

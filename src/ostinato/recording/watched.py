@@ -66,6 +66,10 @@ class Watched:
             sized = [*found.namespaces, *self._values.sized]
             self._objects = objectmemory.ObjectWatch(found.instances, found.functions, sized)
 
+    def is_held(self) -> bool:
+        """True when the memory of every tensor is where it was, whether or not it is still read."""
+        return not self.tensors or self._addresses.is_held()
+
     def is_memory_unchanged(self) -> bool:
         """False when a tensor moved, or the elements of an array or of a large container
         changed.

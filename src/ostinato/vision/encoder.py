@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,7 +202,7 @@ class Encoder:
             split = packing.split(values)
         results: list[list[Encoded]] = []
         clock.ends("pack")
-        with torch.inference_mode():
+        with nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
             for call, parts in zip(calls, split, strict=True):
                 patches = self._on_device(parts, call.layout)
                 clock.ends("upload")

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ostinato.errors import RecordingRefused
-from ostinato.kernels.gate import Numerics, using_numerics
+from ostinato.kernels.gate import Numerics, current_numerics, using_numerics
 from ostinato.layers.fp8 import Fp8Linear
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
@@ -142,6 +142,8 @@ class RecordedTower:
 
         ``patches``: (T, patch_width) on the device, its dtype.
         """
+        if current_numerics() == self._numerics:
+            return self._run(patches, call)
         with using_numerics(self._numerics):
             return self._run(patches, call)
 
