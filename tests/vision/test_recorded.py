@@ -293,3 +293,50 @@ def test_weights_that_move_are_noticed_and_freed_ones_are_not_read(
     assert route(encoder, [(1, 6, 8)], 2) == ("direct", "what the region reads has changed")
     assert len(launched) == (1 if is_freed else 2)
     encoder.close()
+
+
+def narrow_module(seed: int) -> torch.nn.Module:
+    """A transformers tower whose feed-forward rows have a width that is widened."""
+    from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+    config = Qwen3VLVisionConfig(
+        depth=2,
+        hidden_size=64,
+        intermediate_size=100,
+        num_heads=2,
+        out_hidden_size=64,
+        deepstack_visual_indexes=[0],
+    )
+    module = Qwen3VLVisionModel(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.1, generator=generator)
+    return module
+
+
+def test_copies_of_a_modules_weights_follow_it() -> None:
+    """Widened weights are copies; recordings stay, since copies keep their places."""
+    module, other = narrow_module(0), narrow_module(1)
+    tower = load_tower(module)
+    assert tower.blocks[0].mlp.fc1.weight.shape[0] == 144  # type: ignore[union-attr]
+    encoder, recorded = make(tower)
+    recorded.record(recorded._rungs[-1])
+    grids: list[Grid] = [(1, 6, 8)]
+    patches = patches_for(encoder, grids)
+    old = encoder.encode_patches(patches, grids)[0]
+    assert old.route.route == "rung"
+    module.load_state_dict(other.state_dict())
+    expected = make(load_tower(other))[0].encode_patches(patches, grids)[0].packed
+    late = encoder.encode_patches(patches, grids)[0]
+    assert (late.route.route, late.route.reason) == (
+        "direct",
+        "what the region reads has changed",
+    )
+    again = encoder.encode_patches(patches, grids)[0]
+    assert again.route.route == "rung"
+    for result in (late, again):
+        torch.testing.assert_close(result.packed, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(old.packed, expected, atol=1e-2)
+    encoder.close()

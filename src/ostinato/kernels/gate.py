@@ -9,7 +9,6 @@ The gate never allocates in a recording and never draws from a caller's random g
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +22,7 @@ from ostinato import state
 from ostinato.kernels import examples
 from ostinato.kernels.compare import first_difference
 from ostinato.kernels.op import Operator
-from ostinato.kernels.timing import Timer, device_seconds
+from ostinato.kernels.timing import ONE_AT_A_TIME, Timer, device_seconds
 
 Numerics = Literal["reference", "fast", "invariant"]
 SLOWER_THAN = 1.05
@@ -77,7 +76,7 @@ class Gate:
 
     def __init__(self, timer: Timer = device_seconds) -> None:
         self._timer = timer
-        self._lock = threading.RLock()
+        self._lock = ONE_AT_A_TIME
         self._verdicts: dict[Signature, Verdict] = {}
         self._recorded: set[Signature] = set()
         self._generation = 0

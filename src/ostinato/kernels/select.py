@@ -12,14 +12,13 @@ import json
 import logging
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from ostinato import state
-from ostinato.kernels.timing import Timer, device_seconds
+from ostinato.kernels.timing import ONE_AT_A_TIME, Timer, device_seconds
 
 _log = logging.getLogger(__name__)
 Variants = Mapping[str, Callable[[], object]]
@@ -45,7 +44,7 @@ class Selector:
     ) -> None:
         self._machine = machine
         self._timer = timer
-        self._lock = threading.RLock()  # a variant may itself be chosen among others
+        self._lock = ONE_AT_A_TIME
         self._path: Path | None = None
         self._choices: dict[str, str] = {}
         self._assumed: set[str] = set()
@@ -171,13 +170,12 @@ class Remembered:
 
 
 _selectors: dict[torch.device, Selector] = {}
-_making = threading.Lock()
 
 
 def selector_of(device: torch.device) -> Selector:
     """The process's table of this device; in memory until somebody gives it a directory."""
     selector = _selectors.get(device)
     if selector is None:
-        with _making:
+        with ONE_AT_A_TIME:
             selector = _selectors.setdefault(device, Selector(None, machine(device)))
     return selector

@@ -7,6 +7,7 @@ starts and the gaps between launches do not count. Candidates alternate; the med
 from __future__ import annotations
 
 import statistics
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +15,12 @@ import torch
 Candidate = Callable[[], object]
 Timer = Callable[[Sequence[Candidate]], list[float]]
 """Seconds per call of each candidate."""
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held by whoever proves a kernel or times candidates. They do so within each other (what is timed
+may be a chain of operators, each of which is proven or chosen first), so that two locks would be
+taken in either order; and two at once would spoil each other's times.
+"""
 
 _ROUNDS = 5
 _CALLS = 8

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ostinato.kernels.activations import Activation
+from ostinato.layers.copies import Pair, remember
 from ostinato.layers.fp8 import AnyLinear, Rows, activated, gate_activated, project
 from ostinato.layers.linear import Linear
 
@@ -47,21 +48,28 @@ class Mlp(nn.Module):
         """The layer that turns ``inner``'s rows into the result."""
         return self.fc2
 
-    def pack(self) -> None:
+    def pack(self) -> list[Pair]:
         """Widen the inner rows by zeros to a multiple that products are fast for, once.
 
         A column that was added is ``activation(0) = 0`` and meets a zero of ``fc2``: nothing
-        changes but the speed. Weights that are widened are copies.
+        changes but the speed. Weights that are widened are copies: the result tells of what.
         """
         fc1, fc2 = self.fc1, self.fc2
-        added = _num_added(fc1.weight.shape[0])
+        num_inner = fc1.weight.shape[0]
+        added = _num_added(num_inner)
         if not added or not isinstance(fc1, Linear) or not isinstance(fc2, Linear):
-            return
+            return []
+        assert fc1.bias is not None
+        first, bias, last = fc1.weight, fc1.bias, fc2.weight
         with torch.no_grad():
-            fc1.weight = _padded(fc1.weight, (0, 0, 0, added))
-            if fc1.bias is not None:
-                fc1.bias = _padded(fc1.bias, (0, added))
-            fc2.weight = _padded(fc2.weight, (0, added))
+            fc1.weight = _padded(first, (0, 0, 0, added))
+            fc1.bias = _padded(bias, (0, added))
+            fc2.weight = _padded(last, (0, added))
+        return [
+            Pair(first, fc1.weight[:num_inner]),
+            Pair(bias, fc1.bias[:num_inner]),
+            Pair(last, fc2.weight[:, :num_inner]),
+        ]
 
     def inner(self, x: Rows) -> Rows:
         """(T, inner_width), the width ``pack`` made of it: all but the last layer."""
@@ -100,25 +108,35 @@ class GatedMlp(nn.Module):
         """The layer that turns ``inner``'s rows into the result."""
         return self.down_proj
 
-    def pack(self) -> None:
+    def pack(self) -> list[Pair]:
         """Join gate and up, and widen the inner rows by zeros as ``Mlp.pack`` does, once.
 
         A column that was added is ``silu(0) * 0`` and meets a zero of ``down``: nothing changes
-        but the speed. The packed weights are copies; the published ones are given up.
+        but the speed. The packed weights are copies: the result tells of what.
         """
         if self.gate_up_proj is not None:
-            return
-        num_inner, width = self.gate_proj.weight.shape
+            return []
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        num_inner, width = gate.weight.shape
         added = _num_added(num_inner)
+        packed = Linear(width, 2 * (num_inner + added), bias=False)
+        parts = (slice(0, num_inner), slice(num_inner + added, 2 * num_inner + added))
+        pairs: list[Pair] = []
         with torch.no_grad():
-            self.gate_up_proj = Linear(width, 2 * (num_inner + added), bias=False)
-            self.gate_up_proj.weight = _joined(self.gate_proj.weight, self.up_proj.weight, added)
-            if self.gate_proj.bias is not None and self.up_proj.bias is not None:
-                bias = _joined(self.gate_proj.bias, self.up_proj.bias, added)
-                self.gate_up_proj.register_parameter("bias", bias)
+            packed.weight = _joined(gate.weight, up.weight, added)
+            pairs += [Pair(gate.weight, packed.weight[parts[0]])]
+            pairs += [Pair(up.weight, packed.weight[parts[1]])]
+            if gate.bias is not None and up.bias is not None:
+                packed.bias = _joined(gate.bias, up.bias, added)
+                pairs += [Pair(gate.bias, packed.bias[parts[0]])]
+                pairs += [Pair(up.bias, packed.bias[parts[1]])]
             if added:
-                self.down_proj.weight = _padded(self.down_proj.weight, (0, added))
+                last = down.weight
+                down.weight = _padded(last, (0, added))
+                pairs += [Pair(last, down.weight[:, :num_inner])]
+        self.gate_up_proj = packed
         del self.gate_proj, self.up_proj
+        return pairs
 
     def inner(self, x: Rows) -> Rows:
         """(T, inner_width), the width ``pack`` made of it: all but the last layer."""
@@ -144,7 +162,10 @@ def _joined(gate: Tensor, up: Tensor, added: int) -> nn.Parameter:
 
 
 def pack_mlps(module: nn.Module) -> None:
-    """``pack`` every feed-forward layer of a module whose weights have been loaded."""
-    for layer in module.modules():
-        if isinstance(layer, (Mlp, GatedMlp)):
-            layer.pack()
+    """``pack`` every feed-forward layer of a module whose weights have been loaded; its copies are
+    remembered (``copies_of``).
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, (Mlp, GatedMlp))]
+    pairs = [pair for layer in layers for pair in layer.pack()]
+    if pairs:
+        remember(module, pairs)

@@ -61,7 +61,9 @@ class Served:
         self._in_place = tuple(sorted(region.in_place))
         self._asks_identity = region.asks_identity
         self._written = tuple(sorted(region.writes))
-        self._is_without_effects = not (region.writes or region.state or region.in_place)
+        self._is_without_effects = not (
+            region.writes or region.state or region.in_place or region.is_breakable
+        )
         self._epoch = self.ledger.generation.epoch
         self._exact = self.recordings.exact
         self._quick: QuickCheck | None = None
@@ -145,14 +147,15 @@ class Served:
         sizes: Sizes,
         route: Route,
         direct: Callable[[], Any],
+        is_stale: Callable[[], bool],
     ) -> Any:
         """Serve one call by a rung that its caller has found and padded for; no key is made.
 
         ``tensors`` are the inputs in the order and of the description that the rung was recorded
         with (but for the growing lengths, which ``sizes`` tell); ``direct`` makes the same call
         without padding, and serves it where the recording may not. A recording that changes nothing
-        but its results is launched before the ledger is asked, and its result dropped where
-        something has changed.
+        but its results is launched before the ledger and ``is_stale``, the caller's own question
+        of the kind, are asked, and its result dropped where something has changed.
         """
         if current_activity() is not None or is_foreign(self._device_type):
             return direct()
@@ -163,22 +166,35 @@ class Served:
         reason = self._why_not_entry(entry, generation)
         if reason is None and not self._lane.acquire():
             reason = "the lane is recording"
-        if reason is not None:
-            return self.call_directly(reason, direct)
-        try:
-            if not entry.is_alive:
-                return self.call_directly("the recording was evicted", direct)
-            self._launch(entry, tensors)
-            # asked while the device is at work: what it does then is not handed out
-            if is_early and self.ledger.check() != generation:
-                return self.call_directly("what the region reads has changed", direct)
-            if entry.key.modes != numeric_modes(self._device_type):
-                return self.call_directly("recorded in another mode", direct)
-            result = self._take(entry, tensors, sizes, route, borrow=False)
-            self.counters.count_rows(*self._rows_of(entry, sizes))
-            return result
-        finally:
-            self._lane.lock.release()
+        if reason is None:
+            try:
+                reason = self._launched(entry, tensors, generation if is_early else None)
+                if reason is None and is_stale():
+                    reason = "what the region reads has changed"
+                if reason is None:
+                    result = self._take(entry, tensors, sizes, route, borrow=False)
+                    self.counters.count_rows(*self._rows_of(entry, sizes))
+                    return result
+            finally:
+                self._lane.lock.release()
+        return self.call_directly(reason, direct)
+
+    def _launched(
+        self, entry: Entry, tensors: Sequence[torch.Tensor], believed: Generation | None
+    ) -> str | None:
+        """Launch an entry under the lane's lock; ``None``, or why its result may not be handed out.
+
+        What may be asked while the device is at work is asked then: whether the ledger is still of
+        the generation ``believed``, and the modes.
+        """
+        if not entry.is_alive:
+            return "the recording was evicted"
+        self._launch(entry, tensors)
+        if believed is not None and self.ledger.check() != believed:
+            return "what the region reads has changed"
+        if entry.key.modes != numeric_modes(self._device_type):
+            return "recorded in another mode"
+        return None
 
     def _why_not_entry(self, entry: Entry, generation: Generation) -> str | None:
         if forced_route() == "direct":

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ostinato.errors import ConfigError, WeightsError
+from ostinato.layers.copies import forget
 from ostinato.layers.fp8 import quantise_linears
 from ostinato.layers.mlp import pack_mlps
 from ostinato.vision.fields import Fields
@@ -39,12 +40,13 @@ def load_tower(
     """Load a vision tower (see ``EncoderModel``) with all its weights on one device.
 
     ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a transformers module (a
-    tower or a model with one), whose parameters are shared where device and ``dtype`` fit, except
-    those of gated feed-forward layers, which are packed. Without
-    ``device`` a module's tower stays where it is and others go to the CPU; without ``dtype`` the
-    stored one is kept. ``quantization="fp8"`` rounds the loaded linear layers to E4M3, those of
-    sizes that are multiples of 16, and asks for bfloat16. Raises ``WeightsError`` naming the
-    tensor, field or file that does not fit, or ``ConfigError``.
+    tower or a model with one), whose parameters are shared where device and ``dtype`` fit. Those of
+    feed-forward layers may be copies (``pack_mlps``), which follow changes that torch counts; what
+    is converted or rounded does not. Without ``device`` a module's tower stays where it is and
+    others go to the CPU; without ``dtype`` the stored one is kept. ``quantization="fp8"`` rounds
+    the loaded linear layers to E4M3, those of sizes that are multiples of 16, and asks for
+    bfloat16. Raises ``WeightsError`` naming the tensor, field or file that does not fit, or
+    ``ConfigError``.
     """
     if quantization not in (None, "fp8"):
         raise ConfigError(f"quantization is {quantization!r}; expected None or 'fp8'")
@@ -73,6 +75,7 @@ def _quantise(tower: Tower) -> None:
         check_fp8_card(name, torch.cuda.get_device_capability(first.device))
     with torch.no_grad():
         quantise_linears(tower)
+    forget(tower)
 
 
 def _load(

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from ostinato.errors import RecordingRefused
 from ostinato.kernels.gate import Numerics, current_numerics, using_numerics
+from ostinato.layers.copies import copies_of
 from ostinato.layers.fp8 import Fp8Linear
 from ostinato.recording.config import GraphConfig
 from ostinato.recording.entry import Entry
@@ -70,6 +71,7 @@ class RecordedTower:
         self._numerics: Numerics = numerics
         self._is_invariant = numerics == "invariant"
         self.tower = tower
+        self._copies = copies_of(tower)
         self.layouts = Layouts(tower.config)
         self.device = runner.device
         self.dtype = next(tower.parameters()).dtype
@@ -155,6 +157,7 @@ class RecordedTower:
             return result, Route("direct", call.why_direct)
         entry = self.entry_of(call.rung)
         if entry is None or self._config.verify == "paranoid":
+            self._copies.follow()
             result = self._served.call(
                 (patches, call.padded),
                 _bounds(call.rung),
@@ -163,7 +166,9 @@ class RecordedTower:
             )
         else:
             inputs = [patches, *call.host_inputs]
-            result = self._served.call_entry(entry, inputs, call.used, SERVED_BY_RUNG, direct)
+            result = self._served.call_entry(
+                entry, inputs, call.used, SERVED_BY_RUNG, direct, self._copies.are_stale
+            )
         route = self._served.counters.last()
         if route is None:  # inside another recording, where nothing is counted
             return result, Route("direct", "inside another recording")
@@ -199,6 +204,7 @@ class RecordedTower:
         """A direct call without padding: its layout is uploaded to fresh memory."""
 
         def call() -> EncoderOutput:
+            self._copies.follow()
             tensors = self._on_host(layout).upload(self.device)
             result: EncoderOutput = self.tower(patches, tensors, **_bounds(layout.size))
             return result

@@ -28,14 +28,14 @@ _remembered = Remembered()
 
 
 def resolve(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """``args`` where the kernel serves; ``None`` where the two operators do."""
+    """``args`` with their bound rounded up where the kernel serves; ``None`` where two do."""
     if current_numerics() != "fast" or _misfits(*args):
         return None
-    qkv, _, _, offsets, max_length, heads, scale = args
+    qkv, cos, sin, offsets, max_length, heads, scale = args
     selector = selector_of(qkv.device)
     form = (
-        *(qkv.device, qkv.dtype, qkv.shape, qkv.data_ptr() & 15, offsets.shape, max_length, heads),
-        availability.hidden(),
+        *(qkv.device, qkv.dtype, qkv.shape, qkv.stride(0), qkv.data_ptr() & 15),
+        *(offsets.shape, max_length, heads, availability.hidden()),
     )
     chosen = _remembered.get(form, selector)
     if chosen is None:
@@ -48,7 +48,11 @@ def resolve(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
             variants[ONE] = partial(timed, kernel.rotary_attention)
         chosen = selector.choose("rotary_attention", class_text(shape_class(call)), variants)
         _remembered.keep(form, selector, chosen)
-    return args if chosen == ONE else None
+    if chosen == TWO:
+        return None
+    # The kernel is the same up to the next bound, and so is its verdict.
+    longest = next(n for n in SHORT if max_length <= n)
+    return (qkv, cos, sin, offsets, longest, heads, scale)
 
 
 def _misfits(

@@ -43,22 +43,20 @@ def tolerance(expected: Sequence[Tensor], args: tuple[Any, ...]) -> list[Tensor]
 
 
 def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Segments of 0, 1 and odd lengths, as long as ``max_length`` lets them be.
+    """Segments of 0, 1 and odd lengths, as long as ``max_length`` lets them be, and one alone.
 
-    In the last one a whole segment is NaN; it must show there and nowhere else.
+    In the fifth a whole segment is NaN; it must show there and nowhere else.
     """
-    qkv, cos, _, offsets, max_length, heads, scale = args
-    lengths = _SEVERAL if offsets.shape[0] > 2 else (_ALONE,)
-    lengths = tuple(min(length, max_length) for length in lengths)
-    ends = torch.tensor(lengths, device=qkv.device).cumsum(0)
-    own = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
-    rows = sum(lengths)
-    angles = 3 * values("normal", (rows, cos.shape[1]), cos, seed=7)
-    for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0)):
-        parts = values("normal", (rows, 3, qkv.shape[1] // 3), qkv, seed=number)
+    qkv, cos, _, _, max_length, heads, scale = args
+    for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0, 1.0)):
+        lengths = [min(length, max_length) for length in (_SEVERAL if number < 5 else (_ALONE,))]
+        ends = torch.tensor(lengths, device=qkv.device).cumsum(0)
+        offsets = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
+        parts = values("normal", (sum(lengths), 3, qkv.shape[1] // 3), qkv, seed=number)
         parts[:, 0] *= size
-        if number == 4 and len(lengths) > 1:
+        if number == 4:
             begin = sum(lengths[:4])
             parts[begin : begin + lengths[4]] = torch.nan
+        angles = 3 * values("normal", (sum(lengths), cos.shape[1]), cos, seed=7)
         tables = (angles.cos(), angles.sin())
-        yield (parts.flatten(1), *tables, own, max_length, heads, scale)
+        yield (parts.flatten(1), *tables, offsets, max_length, heads, scale)

@@ -8,7 +8,6 @@ torch's own kernel, and if a later measurement says otherwise, such recordings a
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from ostinato.kernels.segment_attention.backends import BACKENDS, steady
 from ostinato.kernels.segment_attention.call import Backend, Call, is_aligned
 from ostinato.kernels.segment_attention.classes import LayoutClass, layout_class, row_class
 from ostinato.kernels.select import Selector, selector_of
+from ostinato.kernels.timing import ONE_AT_A_TIME
 
 _MAX_FORMS = 16_384
 _MASK_ROWS = 4096
@@ -45,7 +45,7 @@ class Chooser:
 
     def __init__(self, selector: Selector | None = None) -> None:
         self._selector = selector
-        self._lock = threading.RLock()
+        self._lock = ONE_AT_A_TIME
         self._known: dict[tuple[object, ...], tuple[Selector, Backend]] = {}
         self._recorded: dict[tuple[object, ...], Backend] = {}
         self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
