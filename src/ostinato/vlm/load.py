@@ -83,7 +83,8 @@ def load_chat(
     """Load Qwen2.5-VL or Qwen3-VL, put encoder, prefill and decode behind recordings, and serve.
 
     ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a loaded transformers
-    model, with which a ``tokenizer`` must be given (else it is the checkpoint's). ``num_pages`` of
+    model, with which a ``tokenizer`` must be given (else it is the checkpoint's) and whose weights
+    must not change afterwards (they are copied in part). ``num_pages`` of
     ``page_size`` tokens: the cache; ``None`` is what ``mem_fraction_static`` of a GPU leaves after
     weights and recordings, on the CPU enough for four of the longest requests. ``max_batch``:
     sequences at once; ``max_chunk``: tokens of one prefill step, ``-1`` the longest prompt's, so
