@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from ostinato.kernels.gate import Numerics, current_numerics
 from ostinato.layers import norm as layers_norm
 from ostinato.recording.graphed import shared_runner
 from ostinato.vision.contract import Grid
-from ostinato.vision.encoder import Encoded, Encoder
+from ostinato.vision.encoder import Encoded, Encoder, load_encoder
 from ostinato.vision.recorded import RecordedTower
+from ostinato.vision.rungs import top_patches_of
 from tests.mutations import assert_fails_under
 from tests.vision.encoders import (
     MIB,
@@ -238,3 +240,20 @@ def test_recordings_and_direct_calls_know_the_numerics(
     assert recorded > 0 and len(seen) > recorded and set(seen) == {numerics}
     encoder.close()
     assert current_numerics() == "fast"
+
+
+@pytest.mark.parametrize("one", ["a.png", b"bytes", Path("a.png")])
+@pytest.mark.parametrize("name", ["images", "videos"])
+def test_one_item_in_place_of_a_list_is_refused(one: object, name: str) -> None:
+    """Else a path would be read letter by letter."""
+    encoder = load_encoder("tiny-qwen3-vl", device="cpu", warm_up=False)
+    with pytest.raises(InputError, match=f"{name} is a .*; expected a list"):
+        encoder.encode(**{name: one})  # type: ignore[arg-type]
+    encoder.close()
+
+
+def test_a_cpus_ladder_is_shorter_where_no_size_is_asked_for() -> None:
+    encoder = load_encoder("tiny-qwen3-vl", device="cpu", warm_up=False)
+    assert max(rung.num_patches for rung in encoder._recorded._rungs) == 1024
+    encoder.close()
+    assert (top_patches_of("cpu"), top_patches_of("cuda")) == (1024, 16_384)

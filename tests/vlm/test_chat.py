@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import ostinato
-from ostinato.errors import ConfigError, InputError, WeightsError
+from ostinato.errors import ConfigError, InputError, Overloaded, WeightsError
 from ostinato.lm.contract import ChatDelta, SamplingParams
 from ostinato.vlm.chat import Chat
 
@@ -160,3 +160,10 @@ def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(WeightsError, match="qwen2_vl"):
         ostinato.load_chat("tiny-qwen2-vl", graph=OFF)
     assert replace(SamplingParams(), stop=("a",)).stop == ("a",)
+
+
+def test_a_closed_chat_says_so() -> None:
+    chat = ostinato.load_chat("tiny-qwen3-vl", graph=OFF, **SMALL)
+    chat.close()
+    with pytest.raises(Overloaded, match="the chat is closed"):
+        chat.generate("Hello", max_tokens=1)

@@ -37,7 +37,7 @@ from ostinato.vision.preprocess import (
     load_config,
 )
 from ostinato.vision.recorded import RecordedTower
-from ostinato.vision.rungs import TOP_PATCHES, tower_rungs
+from ostinato.vision.rungs import top_patches_of, tower_rungs
 
 PLAN_BYTES = 64 << 20
 """Host bytes of the layouts of batches whose plan is remembered."""
@@ -144,6 +144,11 @@ class Encoder:
         video_options: VideoOptions | None = None,
     ) -> list[Encoded | InputError]:
         """Like ``encode``; an item that cannot be served is its ``InputError`` in the list."""
+        for name, given in (("images", images), ("videos", videos)):
+            if isinstance(given, (str, bytes, Path)):
+                raise InputError(
+                    f"{name} is a {type(given).__name__}; expected a list of images or videos"
+                )
         items: list[ImageItem | VideoItem] = [
             ImageItem(image, image_options or ImageOptions()) for image in images
         ]
@@ -290,7 +295,7 @@ def load_encoder(
     graph: GraphConfig | None = None,
     numerics: Numerics = "fast",
     quantization: str | None = None,
-    top_patches: int = TOP_PATCHES,
+    top_patches: int | None = None,
     warm_up: bool = True,
     workers: int = 2,
     limits: Limits | None = None,
@@ -301,11 +306,12 @@ def load_encoder(
     ``model``: a checkpoint directory, a hub name, a shipped tiny model, or a loaded transformers
     module (a tower or a model that has one). ``device``: ``auto`` is the module's own, else the GPU
     where there is one. ``dtype``: as stored when ``None``. ``top_patches``: the largest recorded
-    size; larger inputs are served directly. ``warm_up``: record the ladder now (else when idle,
-    size by size). ``limits``: what one image or video may cost. ``numerics``: ``reference``
-    lets only operators run fused that are bit-exact to torch's; ``invariant``: an item's bytes do
-    not depend on what it is encoded with. ``quantization="fp8"``: E4M3 linear layers, rounded at
-    load; see ``load_tower``. Raises ``WeightsError``, ``ConfigError`` or ``DeviceError``.
+    size, 16,384 or on the CPU 1,024 if ``None``; larger inputs are served directly. ``warm_up``:
+    record the ladder now (else when idle, size by size). ``limits``: what one image or video may
+    cost. ``numerics``: ``reference`` lets only operators run fused that are bit-exact to torch's;
+    ``invariant``: an item's bytes do not depend on what it is encoded with.
+    ``quantization="fp8"``: E4M3 linear layers, rounded at load; see ``load_tower``. Raises
+    ``WeightsError``, ``ConfigError`` or ``DeviceError``.
     """
     if numerics not in ("fast", "reference", "invariant"):
         raise ConfigError(f"numerics is {numerics!r}; expected fast, reference or invariant")
@@ -318,7 +324,7 @@ def load_encoder(
     runner = shared_runner(where, graph)
     rungs = tower_rungs(
         tower.config,
-        top=top_patches,
+        top=top_patches or top_patches_of(where.type),
         ratio=graph.ladder_ratio,
         num_processors=num_processors_of(where),
     )

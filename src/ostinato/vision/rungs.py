@@ -36,6 +36,13 @@ _TILE_ROWS = 192
 
 BOTTOM_PATCHES = 64
 TOP_PATCHES = 16_384
+CPU_TOP_PATCHES = 1024
+"""An image of 448 x 448 pixels in all families; a warm-up for more takes long on a CPU."""
+
+
+def top_patches_of(device_type: str) -> int:
+    """The largest recorded size where none is asked for."""
+    return CPU_TOP_PATCHES if device_type == "cpu" else TOP_PATCHES
 
 
 def tower_rungs(

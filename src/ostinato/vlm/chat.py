@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ostinato.errors import ConfigError, InputError
+from ostinato.errors import ConfigError, InputError, Overloaded
 from ostinato.lm.contract import (
     ChatDelta,
     FinishReason,
@@ -96,6 +96,7 @@ class Chat:
         self._encoder = encoder
         self._assembler = assembler
         self._tokenizer = tokenizer
+        self._is_closed = False
 
     def submit(
         self,
@@ -107,8 +108,10 @@ class Chat:
 
         Images are prepared on the caller's thread; ``on_delta`` is called on the engine's thread
         and must not wait. Raises ``InputError`` for what cannot be served, ``Overloaded`` when the
-        queue is full.
+        queue is full or the chat is closed.
         """
+        if self._is_closed:
+            raise Overloaded("the chat is closed", retry_after_s=1)
         prompt = self._prompt(messages_or_prompt)
         text = TextStream(self._tokenizer.decode, sampling.stop)
         return self._engine.submit(prompt, sampling, text, on_delta)
@@ -220,6 +223,7 @@ class Chat:
 
     def close(self) -> None:
         """Cancel what is under way and free everything. Twice is allowed."""
+        self._is_closed = True
         self._engine.close()
         self._encoder.close()
 

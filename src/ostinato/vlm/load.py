@@ -28,7 +28,7 @@ from ostinato.lm.models.qwen import Qwen
 from ostinato.recording.config import GraphConfig
 from ostinato.vision.encoder import load_encoder
 from ostinato.vision.preprocess import Limits
-from ostinato.vision.rungs import TOP_PATCHES
+from ostinato.vision.rungs import top_patches_of
 from ostinato.vlm.chat import Chat, ChatConfig, encode_media
 from ostinato.vlm.defaults import sampling_defaults
 from ostinato.vlm.prompt import Assembler, PromptConfig
@@ -45,8 +45,6 @@ CPU_LENGTH = 2048
 """Without a GPU attention is dense over the longest sequence's pages: they are kept few."""
 CPU_SEQUENCES = 4
 CPU_RUNGS = (32, 128)
-CPU_PATCHES = 1024
-"""An image of 448 x 448 pixels in both families; a warm-up for more takes long."""
 CHUNK = 2048
 WHOLE = -1
 """As ``max_chunk``: prompts are not cut."""
@@ -114,7 +112,7 @@ def load_chat(
         dtype=decoder.table.dtype,
         graph=graph,
         numerics=numerics,
-        top_patches=top_patches or (CPU_PATCHES if where.type == "cpu" else TOP_PATCHES),
+        top_patches=top_patches or top_patches_of(where.type),
         warm_up=False,
         workers=workers,
         limits=limits,
