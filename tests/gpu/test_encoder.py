@@ -18,7 +18,6 @@ from ostinato.vision.contract import Grid, VisionConfig
 from ostinato.vision.encoder import Encoded, Encoder
 from ostinato.vision.models.qwen2_5_vl import Qwen2_5VL
 from ostinato.vision.models.qwen3_vl import Qwen3VL
-from ostinato.vision.packing import Load
 from ostinato.vision.recorded import RecordedTower
 from ostinato.vision.rungs import tower_rungs
 from ostinato.vision.tower import Tower
@@ -109,16 +108,10 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     for grids in EXACT:
         layout = recorded.layouts.exact(grids)
         recorded.record(recorded.exact_rung(layout), layout)
-    # Which route is fastest is a question of its own: here all that can be recorded shall be.
-    recorded.estimates.direct_us = _too_long  # type: ignore[method-assign]
     preprocessor = _NoPreprocessor()
     yield Pair(Encoder(recorded, preprocessor), Encoder(off, preprocessor), recorded)  # type: ignore[arg-type]
     recorded.close()
     runner.close()
-
-
-def _too_long(load: Load, *, is_any_recorded: bool) -> float:
-    return 1e9
 
 
 def draw_batch(draw: random.Random) -> list[Grid]:
