@@ -68,28 +68,32 @@ def by_kernel(*args: Any) -> Tensor:
     head_dim=st.sampled_from([8, 64, 72, 80, 128]),
     slack=st.integers(0, 58),
     seed=st.integers(0, 1000),
+    members=st.sampled_from([1, HEADS]),
 )
-def test_close_to_the_formula(lengths: list[int], head_dim: int, slack: int, seed: int) -> None:
+def test_close_to_the_formula(
+    lengths: list[int], head_dim: int, slack: int, seed: int, members: int
+) -> None:
     call = drawn(lengths, head_dim, seed)
-    got = by_kernel(*call, max(lengths) + slack, HEADS, 0.2)
+    got = by_kernel(*call, max(lengths) + slack, HEADS, 0.2, members)
     torch.testing.assert_close(got.double(), expected(*call, 0.2), rtol=1e-5, atol=1e-5)
 
 
 @interprets_loops
 @pytest.mark.parametrize("lengths", [[64] * 3, [1, 64, 0, 17], [64], [63, 0, 0]])
-def test_windows_of_64(lengths: list[int]) -> None:
+@pytest.mark.parametrize("members", [1, HEADS])
+def test_windows_of_64(lengths: list[int], members: int) -> None:
     call = drawn(lengths, 80)
-    got = by_kernel(*call, 64, HEADS, 0.1)
+    got = by_kernel(*call, 64, HEADS, 0.1, members)
     torch.testing.assert_close(got.double(), expected(*call, 0.1), rtol=1e-5, atol=1e-5)
 
 
 @interprets_loops
 @pytest.mark.parametrize("lengths", [[7, 40], [33]])
-@pytest.mark.parametrize("max_length", [64, 128])
-def test_the_gate_finds_it_right(lengths: list[int], max_length: int) -> None:
-    call = drawn(lengths, 72)
+@pytest.mark.parametrize(("max_length", "members"), [(64, 1), (64, HEADS), (128, 1)])
+def test_the_gate_finds_it_right(lengths: list[int], max_length: int, members: int) -> None:
+    args = (*drawn(lengths, 72), max_length, HEADS, 0.1, members)
     with np.errstate(all="ignore"):
-        reason = first_wrong_answer(operator("rotary_attention"), (*call, max_length, HEADS, 0.1))
+        reason = first_wrong_answer(operator("rotary_attention"), args)
     assert not reason, reason
 
 
@@ -106,7 +110,7 @@ def test_the_gate_notices_tables_of_another_token(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(triton, "rotary_attention", shifted)
     call = drawn([20, 30], 72)
     with np.errstate(all="ignore"):
-        reason = first_wrong_answer(operator("rotary_attention"), (*call, 64, HEADS, 0.1))
+        reason = first_wrong_answer(operator("rotary_attention"), (*call, 64, HEADS, 0.1, 1))
     assert "beyond the bound" in reason
 
 
@@ -134,7 +138,7 @@ def test_refuses_what_cannot_be() -> None:
 
 
 def test_fake_tensors_and_opcheck() -> None:
-    call = (*drawn([5, 3], 16), 5, HEADS, 0.3)
+    call = (*drawn([5, 3], 16), 5, HEADS, 0.3, 1)
     torch.library.opcheck(torch.ops.ostinato.rotary_attention.default, call)
 
 
@@ -168,7 +172,7 @@ def choosing(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def call_of(lengths: list[int], max_length: int, dtype: torch.dtype = torch.bfloat16) -> Any:
     qkv, cos, sin, offsets = drawn(lengths, 16)
-    return (qkv.to(dtype), cos, sin, offsets, max_length, HEADS, 0.3)
+    return (qkv.to(dtype), cos, sin, offsets, max_length, HEADS, 0.3, 1)
 
 
 @pytest.mark.parametrize(("chain", "kernel", "is_kernel"), [(2.0, 1.0, True), (1.0, 2.0, False)])
@@ -216,6 +220,23 @@ def test_bounds_share_a_kernel_up_to_the_next_and_a_verdict(choosing: Any) -> No
         seen.add(signature_of(operator("rotary_attention"), args))
     assert len(seen) == 1
     assert resolve(call_of([64] * 4, 65))[4] == 128
+
+
+def test_many_windows_share_programs(choosing: Any) -> None:
+    """The verdict is of that many heads: the gate's own calls have few windows."""
+    resolve = choosing(Clock(2.0, 1.0))
+    one, two = resolve(call_of([1] * 128, 64)), resolve(call_of([1] * 256, 64))
+    assert (one[-1], two[-1]) == (1, 2)
+    assert resolve(call_of([1] * 256, 128))[-1] == 1
+    signatures = {signature_of(operator("rotary_attention"), args) for args in (one, two)}
+    assert len(signatures) == 2
+
+
+@given(num_segments=st.integers(1, 5000), heads=st.integers(1, 64))
+def test_heads_of_a_program_divide_all_and_leave_enough(num_segments: int, heads: int) -> None:
+    members = choice.heads_per_program(num_segments, heads)
+    assert heads % members == 0 and members in (1, 2, 4, 8)
+    assert members == 1 or num_segments * heads // members >= 256
 
 
 def test_a_class_that_is_unknown_while_recording_is_asked_for_later(

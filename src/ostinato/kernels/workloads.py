@@ -208,12 +208,14 @@ def _fp8(make: _Maker) -> Calls:
 
 
 def _windows(make: _Maker) -> Calls:
-    """A few segments of 128 rows, and many windows of 64, by heads of 72 and of 80."""
-    for rows, length, head_dim in ((256, 128, 72), (make.rows // 64 * 64, 64, 80)):
+    """A few segments of 128 and of 64 rows, and many windows of 64, by heads of 72 and of 80."""
+    many = make.rows // 64 * 64
+    for rows, length, head_dim, members in ((256, 128, 72, 1), (256, 64, 80, 1), (many, 64, 80, 4)):
         qkv = make.floats(rows, 3 * 16 * head_dim)
         angles = make.floats(rows, head_dim // 2, dtype=torch.float32)
         tables = (angles.cos(), angles.sin())
-        args = (qkv, *tables, make.steps(rows // length + 1, length), length, 16, head_dim**-0.5)
+        offsets = make.steps(rows // length + 1, length)
+        args = (qkv, *tables, offsets, length, 16, head_dim**-0.5, members)
         yield "rotary_attention", f"{rows} in segments of {length}, 16x{head_dim}", args
 
 

@@ -47,8 +47,8 @@ _rotary_attention = register(
         is_timed=False,
         resolve=_resolve,
     ),
-    "(Tensor qkv, Tensor cos, Tensor sin, Tensor offsets, int max_length, int heads, float scale)"
-    " -> Tensor",
+    "(Tensor qkv, Tensor cos, Tensor sin, Tensor offsets, int max_length, int heads, float scale,"
+    " int heads_per_program) -> Tensor",
     _fake,
 )
 
@@ -71,7 +71,7 @@ def rotary_attention(
     tells what becomes of NaN. Raises ``ConfigError`` for shapes and dtypes that cannot be.
     """
     _check(qkv, cos, sin, offsets, heads)
-    result: Tensor = _rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale)
+    result: Tensor = _rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale, 1)
     return result
 
 

@@ -25,6 +25,7 @@ def rotary_attention(
     max_length: int,
     heads: int,
     scale: float,
+    heads_per_program: int,
 ) -> Tensor:
     # In a pass over v that is made anyway; the attention kernels that need it are for bfloat16.
     is_clean = qkv.dtype == torch.bfloat16
@@ -45,7 +46,7 @@ def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
     In the fifth a whole segment is NaN; it must show there and nowhere else.
     """
-    qkv, cos, _, _, max_length, heads, scale = args
+    qkv, cos, _, _, max_length, *others = args
     for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0, 1.0)):
         lengths = [min(length, max_length) for length in (_SEVERAL if number < 5 else (_ALONE,))]
         ends = torch.tensor(lengths, device=qkv.device).cumsum(0)
@@ -57,4 +58,4 @@ def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
             parts[begin : begin + lengths[4]] = torch.nan
         angles = 3 * values("normal", (sum(lengths), cos.shape[1]), cos, seed=7)
         tables = (angles.cos(), angles.sin())
-        yield (parts.flatten(1), *tables, offsets, max_length, heads, scale)
+        yield (parts.flatten(1), *tables, offsets, max_length, *others)

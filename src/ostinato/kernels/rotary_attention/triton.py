@@ -1,7 +1,8 @@
 """Attention within short segments of a packed projection, q and k rotated where they are loaded.
 
-One program takes a tile of rows of one segment and one head, and all of its keys at once. A head is
-loaded as the two halves whose channels form pairs; scores are the sum of both halves' products.
+One program takes a tile of rows of one segment and one or more heads, and all keys at once; while
+it computes a head the next one is on its way, and the tables are loaded once. A head is loaded as
+the two halves whose channels form pairs; scores are the sum of both halves' products.
 """
 
 # Triton's language is no Python that mypy knows.
@@ -12,9 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ostinato.kernels.card import capability_of
 from ostinato.kernels.launch import quick
 from ostinato.kernels.rowwise import power_of_two
-from ostinato.kernels.segment_attention.tiles import SHORT, head_parts
+from ostinato.kernels.segment_attention.tiles import SHORT, head_parts, stages_for
 from ostinato.kernels.segment_attention.triton import (
     load_rows,
     log2_scale,
@@ -29,21 +31,11 @@ TILE_ROWS = 64
 
 @triton.jit
 def _load_rotated(
-    base,
-    cos_base,
-    sin_base,
-    row,
-    stride: tl.constexpr,
-    table_stride: tl.constexpr,
-    half: tl.constexpr,
-    columns: tl.constexpr,
-    length,
+    base, row, cos, sin, stride: tl.constexpr, half: tl.constexpr, columns: tl.constexpr, length
 ):
     """Both halves of the rows, (rows, columns) each, rotated in fp32 and rounded once."""
     first = load_rows(base, row, stride, 0, columns, half, length, True)
     second = load_rows(base + half, row, stride, 0, columns, half, length, True)
-    cos = load_rows(cos_base, row, table_stride, 0, columns, half, length, True)
-    sin = load_rows(sin_base, row, table_stride, 0, columns, half, length, True)
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     turned = wide_first * cos - wide_second * sin
     partner = wide_second * cos + wide_first * sin
@@ -70,48 +62,59 @@ def rotary_attention_kernel(
     rest: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
+    heads_per_program: tl.constexpr,
+    stages: tl.constexpr,
     is_even: tl.constexpr,
     block: tl.constexpr,
     precision: tl.constexpr,
 ):
-    head, first, start, length = place(
-        offsets_pointer, num_segments, tiles_per_segment, heads, tile_rows, True, is_even, block
+    groups: tl.constexpr = heads // heads_per_program
+    group, first, start, length = place(
+        offsets_pointer, num_segments, tiles_per_segment, groups, tile_rows, True, is_even, block
     )
     if first < length:
         width: tl.constexpr = heads * head_dim
         half: tl.constexpr = head_dim // 2
-        q_base = qkv_pointer + start * qkv_row + head * head_dim
         cos_base = cos_pointer + start * table_row
         sin_base = sin_pointer + start * table_row
         row = first + tl.arange(0, tile_rows)
         key = tl.arange(0, tile_keys)
-        q_first, q_second = _load_rotated(
-            q_base, cos_base, sin_base, row, qkv_row, table_row, half, columns, length
-        )
-        k_first, k_second = _load_rotated(
-            q_base + width, cos_base, sin_base, key, qkv_row, table_row, half, columns, length
-        )
-        v_base = q_base + 2 * width
-        v = load_rows(v_base, key, qkv_row, 0, main, head_dim, length, True)
-        v_rest = v
-        if rest > 0:
-            v_rest = load_rows(v_base, key, qkv_row, main, rest, head_dim, length, True)
-        scores = tl.dot(q_first, tl.trans(k_first), input_precision=precision)
-        scores = tl.dot(q_second, tl.trans(k_second), scores, input_precision=precision)
-        acc = tl.zeros((tile_rows, main), tl.float32)
-        acc_rest = tl.zeros((tile_rows, rest if rest > 0 else 16), tl.float32)
-        largest = tl.full((tile_rows,), float("-inf"), tl.float32)
-        total = tl.zeros((tile_rows,), tl.float32)
-        acc, acc_rest, largest, total = weigh_values(
-            acc, acc_rest, largest, total, scores, v, v_rest, key, length, scale_log2, rest, True,
-            precision,
-        )  # fmt: skip
-        out_base = out_pointer + start * width + head * head_dim
-        store_rows(out_base, row, width, acc, acc_rest, total, length, head_dim, main, rest)
+        cos = load_rows(cos_base, row, table_row, 0, columns, half, length, True)
+        sin = load_rows(sin_base, row, table_row, 0, columns, half, length, True)
+        key_cos, key_sin = cos, sin
+        if tile_rows < tile_keys:  # else a segment is one tile, whose rows are its keys
+            key_cos = load_rows(cos_base, key, table_row, 0, columns, half, length, True)
+            key_sin = load_rows(sin_base, key, table_row, 0, columns, half, length, True)
+        for member in tl.range(0, heads_per_program, num_stages=stages):
+            head = group * heads_per_program + member
+            q_base = qkv_pointer + start * qkv_row + head * head_dim
+            q_first, q_second = _load_rotated(q_base, row, cos, sin, qkv_row, half, columns, length)
+            k_first, k_second = _load_rotated(
+                q_base + width, key, key_cos, key_sin, qkv_row, half, columns, length
+            )
+            v_base = q_base + 2 * width
+            v = load_rows(v_base, key, qkv_row, 0, main, head_dim, length, True)
+            v_rest = v
+            if rest > 0:
+                v_rest = load_rows(v_base, key, qkv_row, main, rest, head_dim, length, True)
+            scores = tl.dot(q_first, tl.trans(k_first), input_precision=precision)
+            scores = tl.dot(q_second, tl.trans(k_second), scores, input_precision=precision)
+            acc = tl.zeros((tile_rows, main), tl.float32)
+            acc_rest = tl.zeros((tile_rows, rest if rest > 0 else 16), tl.float32)
+            largest = tl.full((tile_rows,), float("-inf"), tl.float32)
+            total = tl.zeros((tile_rows,), tl.float32)
+            acc, acc_rest, largest, total = weigh_values(
+                acc, acc_rest, largest, total, scores, v, v_rest, key, length, scale_log2, rest,
+                True, precision,
+            )  # fmt: skip
+            out_base = out_pointer + start * width + head * head_dim
+            store_rows(out_base, row, width, acc, acc_rest, total, length, head_dim, main, rest)
 
 
-def rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale):
-    """Arguments as the operator's: ``scale`` not negative, ``max_length`` at most ``LONGEST``."""
+def rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale, heads_per_program=1):
+    """Arguments as the operator's: ``scale`` not negative, ``max_length`` at most ``LONGEST``;
+    ``heads_per_program`` divides ``heads``.
+    """
     num_rows, packed = qkv.shape
     head_dim = packed // (3 * heads)
     out = qkv.new_empty((num_rows, heads * head_dim))
@@ -119,7 +122,8 @@ def rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale):
     max_length = min(max_length, num_rows)
     shared = programs(num_rows, num_segments, max_length, TILE_ROWS)
     main, rest = head_parts(head_dim)
-    rotary_attention_kernel[(shared.num_tiles * heads,)](
+    stages = stages_for(capability_of(qkv.device)) if heads_per_program > 1 else 1
+    rotary_attention_kernel[(shared.num_tiles * (heads // heads_per_program),)](
         qkv,
         cos,
         sin,
@@ -137,11 +141,13 @@ def rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale):
         rest=rest,
         tile_rows=TILE_ROWS,
         tile_keys=next(n for n in SHORT if max_length <= n),
+        heads_per_program=heads_per_program,
+        stages=stages,
         is_even=shared.is_even,
         block=shared.block,
         precision="ieee" if qkv.dtype.itemsize > 2 else "tf32",
         num_warps=4,
-        num_stages=1,
+        num_stages=stages,
         enable_fp_fusion=True,
     )
     return out

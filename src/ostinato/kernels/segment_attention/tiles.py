@@ -65,6 +65,11 @@ def tiles_for(
             return Tiles(64, 32, 4, 2)
 
 
+def stages_for(capability: tuple[int, int]) -> int:
+    """How many heads of a window a program of several holds or awaits: 43 KiB each."""
+    return 2 if _memory_class(capability) == "small" else 3
+
+
 def _memory_class(capability: tuple[int, int]) -> str:
     """By shared memory of a block: 227 KiB, 163 KiB, or 99 KiB and whatever is unknown."""
     if capability[0] in (9, 10):
