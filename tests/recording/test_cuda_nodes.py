@@ -1,0 +1,71 @@
+"""Which fills and copies become kernels; graphs are in ``tests/gpu/test_nodes.py``."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.recording import cuda_nodes
+from ostinato.recording.cuda_nodes import MAX_BYTES, copy, fill
+
+_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+@given(
+    to=st.integers(0, 64),
+    value=st.integers(0, 2**32 - 1),
+    element_size=st.sampled_from((1, 2, 4)),
+    width=st.integers(0, 70),
+)
+def test_words_write_what_the_fill_would(
+    to: int, value: int, element_size: int, width: int
+) -> None:
+    work = fill(to, value, element_size, width, 1)
+    num_bytes = element_size * width
+    if work is None:
+        assert to % 4 or num_bytes % 4 or num_bytes == 0
+        return
+    element = value % (1 << 8 * element_size)
+    want = np.full(width, element, _TYPES[element_size]).tobytes()
+    assert np.full(work.number, work.what, np.uint32).tobytes() == want
+    assert (work.kernel, work.to) == ("fill", to)
+
+
+@given(to=st.integers(1, 128), source=st.integers(1, 128), size=st.integers(0, 300))
+def test_a_copy_is_of_aligned_units(to: int, source: int, size: int) -> None:
+    work = copy(to, source, size)
+    if work is None:
+        assert to % 4 or source % 4 or size % 4 or size == 0
+        return
+    unit = int(work.kernel.removeprefix("copy_"))
+    assert (work.to, work.what, work.number * unit) == (to, source, size)
+    assert to % unit == source % unit == 0
+    assert unit == 16 or to % 16 or source % 16 or size % 16
+
+
+def test_a_fill_of_rows_stays() -> None:
+    assert fill(0, 1, 4, 8, 2) is None
+
+
+def test_what_is_huge_stays() -> None:
+    assert fill(0, 0, 4, MAX_BYTES // 4, 1) is not None
+    assert fill(0, 0, 4, MAX_BYTES // 4 + 1, 1) is None
+    assert copy(64, 128, MAX_BYTES) is not None
+    assert copy(64, 128, MAX_BYTES + 16) is None
+
+
+@pytest.mark.parametrize("card", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120"])
+def test_the_kernels_compile(card: str, tmp_path: Path) -> None:
+    triton = pytest.importorskip("triton", reason="its compiler of PTX is used")
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    name = "ptxas-blackwell" if card == "sm_120" else "ptxas"
+    source = tmp_path / "nodes.ptx"
+    source.write_text(cuda_nodes.ptx())
+    command = [folder / name, f"-arch={card}", source, "-o", tmp_path / "nodes.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
