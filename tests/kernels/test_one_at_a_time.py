@@ -64,7 +64,7 @@ def arguments(rows: int, max_length: int) -> tuple[Any, ...]:
     angles = torch.rand(rows, HEAD_DIM // 2)
     qkv = torch.randn(rows, 3 * HEADS * HEAD_DIM).bfloat16()
     offsets = torch.tensor([0, rows // 2, rows], dtype=torch.int32)
-    return (qkv, angles.cos(), angles.sin(), offsets, max_length, HEADS, 0.3)
+    return (qkv, angles.cos(), angles.sin(), offsets, max_length, HEADS, 0.3, 1)
 
 
 def both_end(one: Callable[[], object], other: Callable[[], object]) -> bool:

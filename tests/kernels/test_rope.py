@@ -27,7 +27,7 @@ def test_rotation_is_bit_exact_and_norms_are_close(
 ) -> None:
     qkv, cos, sin = _inputs(5, heads, kv_heads, head_dim, pad=8)
     sizes = (heads, kv_heads, head_dim, style)
-    assert_agrees("rope", qkv, cos, sin, *sizes, False)
+    assert_agrees("rope", qkv, cos, sin, *sizes, False, False)
     weight = torch.randn(head_dim)
     assert_agrees("norm_rope", qkv, cos, sin, weight, None, 1e-6, *sizes)
 
@@ -45,7 +45,7 @@ def test_any_head_layout(
     tokens: int, groups: int, kv_heads: int, pairs: int, pad: int, style: str
 ) -> None:
     inputs = _inputs(tokens, groups * kv_heads, kv_heads, 2 * pairs, pad)
-    assert_agrees("rope", *inputs, groups * kv_heads, kv_heads, 2 * pairs, style, False)
+    assert_agrees("rope", *inputs, groups * kv_heads, kv_heads, 2 * pairs, style, False, False)
 
 
 @pytest.mark.parametrize("style", ["half", "adjacent"])
@@ -93,7 +93,7 @@ def test_v_comes_without_what_is_not_finite(dtype: torch.dtype) -> None:
     bad = torch.tensor([float("nan"), float("inf"), -float("inf"), largest, -largest, -0.0])
     qkv[:, 3] = qkv[:, 30] = qkv[:, 45] = bad.to(dtype)  # in q, k and v
     sizes = (3, 2, 8, "half")
-    assert_agrees("rope", qkv, cos, sin, *sizes, True)
+    assert_agrees("rope", qkv, cos, sin, *sizes, True, False)
     q, k, v = rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=8, is_v_cleaned=True)
     raw_q, raw_k, raw_v = rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=8)
     assert torch.equal(q.nan_to_num(7), raw_q.nan_to_num(7)) and q[:3].isnan().any()
@@ -106,6 +106,25 @@ def test_v_comes_without_what_is_not_finite(dtype: torch.dtype) -> None:
         rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=8, eps=1e-6, is_v_cleaned=True)
 
 
+@pytest.mark.parametrize("head_dim", [6, 8, 10])
+@pytest.mark.parametrize("is_v_cleaned", [False, True])
+def test_heads_stand_apart_when_spaced(head_dim: int, is_v_cleaned: bool) -> None:
+    qkv, cos, sin = _inputs(5, 3, 2, head_dim)
+    assert_agrees("rope", qkv, cos, sin, 3, 2, head_dim, "half", is_v_cleaned, True)
+    options = {"heads": 3, "kv_heads": 2, "head_dim": head_dim, "is_v_cleaned": is_v_cleaned}
+    dense = rope(qkv, cos, sin, **options)  # type: ignore[arg-type]
+    spaced = rope(qkv, cos, sin, is_spaced=True, **options)  # type: ignore[arg-type]
+    for a, b in zip(dense, spaced, strict=True):
+        assert torch.equal(a, b)
+        assert b.stride(1) == {6: 8, 8: 8, 10: 16}[head_dim]
+    torch.library.opcheck(
+        torch.ops.ostinato.rope.default,
+        (qkv, cos, sin, 3, 2, head_dim, "half", is_v_cleaned, True),
+    )
+    with pytest.raises(ConfigError, match="is_spaced with eps"):
+        rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=head_dim, eps=1e-6, is_spaced=True)
+
+
 def test_refuses_a_full_width_table() -> None:
     qkv, cos, sin = _inputs(4, 2, 2, 8)
     with pytest.raises(ValueError, match=r"cos is \(4, 8\)"):
@@ -114,6 +133,6 @@ def test_refuses_a_full_width_table() -> None:
 
 def test_opcheck() -> None:
     inputs = _inputs(4, 2, 1, 8)
-    torch.library.opcheck(torch.ops.ostinato.rope.default, (*inputs, 2, 1, 8, "half", True))
+    torch.library.opcheck(torch.ops.ostinato.rope.default, (*inputs, 2, 1, 8, "half", True, False))
     args = (*inputs, None, None, 1e-6, 2, 1, 8, "half")
     torch.library.opcheck(torch.ops.ostinato.norm_rope.default, args)

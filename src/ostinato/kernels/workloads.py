@@ -159,8 +159,8 @@ def _ropes(make: _Maker) -> Calls:
         cos, sin = (make.floats(make.rows, head_dim // 2, dtype=kind) for _ in range(2))
         sizes = (heads, kv_heads, head_dim, style)
         label = f"{heads}/{kv_heads}x{head_dim} {style}"
-        is_cleaned = head_dim in (72, 80)  # as vision towers ask for
-        yield "rope", label, (qkv, cos, sin, *sizes, is_cleaned)
+        is_vision = head_dim in (72, 80)  # cleaned and spaced
+        yield "rope", label, (qkv, cos, sin, *sizes, is_vision, is_vision)
         weight = None if head_dim == 64 else make.floats(head_dim)
         yield "norm_rope", label, (qkv, cos, sin, weight, weight, 1e-6, *sizes)
 

@@ -21,10 +21,10 @@ _THREE = "(Tensor, Tensor, Tensor)"
 
 
 def _shapes(
-    qkv: torch.Tensor, heads: int, kv_heads: int, head_dim: int
+    qkv: torch.Tensor, heads: int, kv_heads: int, head_dim: int, *, is_spaced: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    def empty(n: int) -> torch.Tensor:
-        return qkv.new_empty((qkv.shape[0], n, head_dim))
+    def empty(count: int) -> torch.Tensor:
+        return reference.empty_heads(qkv, count, head_dim, is_spaced=is_spaced)
 
     return empty(heads), empty(kv_heads), empty(kv_heads)
 
@@ -38,8 +38,9 @@ def _rope_fake(
     head_dim: int,
     style: str,
     is_v_cleaned: bool,
+    is_spaced: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _shapes(qkv, heads, kv_heads, head_dim)
+    return _shapes(qkv, heads, kv_heads, head_dim, is_spaced=is_spaced)
 
 
 def _norm_rope_fake(
@@ -65,7 +66,8 @@ _rope = register(
         exactness="bit-exact",
         rows=("qkv", "cos", "sin"),
     ),
-    f"(Tensor qkv, Tensor cos, Tensor sin, {_SIZES}, bool is_v_cleaned) -> {_THREE}",
+    f"(Tensor qkv, Tensor cos, Tensor sin, {_SIZES}, bool is_v_cleaned, bool is_spaced)"
+    f" -> {_THREE}",
     _rope_fake,
 )
 _norm_rope = register(
@@ -98,6 +100,7 @@ def rope(
     k_weight: torch.Tensor | None = None,
     eps: float | None = None,
     is_v_cleaned: bool = False,
+    is_spaced: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q (T, heads, head_dim), k and v (T, kv_heads, head_dim), contiguous, of ``qkv``'s dtype.
 
@@ -106,18 +109,20 @@ def rope(
     with i + head_dim / 2, ``"adjacent"`` 2i with 2i + 1. Arithmetic runs in the promoted dtype of
     qkv and table, one rounding per operation: fp32 tables round once at the end. With ``eps``, q
     and k are RMS-normalised per head first and multiplied by ``q_weight`` and ``k_weight``
-    (head_dim,). With ``is_v_cleaned`` (not with ``eps``) v comes with zeros for what is not finite:
-    see ``segment_attention``.
+    (head_dim,). Not with ``eps``: with ``is_v_cleaned`` v comes with zeros for what is not finite,
+    see ``segment_attention``; with ``is_spaced`` each head of all three begins at a multiple of a
+    power of two of channels, where attention reads heads of 72 and 80 faster.
     """
     kv = heads if kv_heads is None else kv_heads
     _check(qkv, cos, sin, (heads + 2 * kv) * head_dim, head_dim, style)
     if eps is None:
         if q_weight is not None or k_weight is not None:
             raise ConfigError("rope: a norm weight without eps; give eps to normalise the heads")
-        result = _rope(qkv, cos, sin, heads, kv, head_dim, style, is_v_cleaned)
+        result = _rope(qkv, cos, sin, heads, kv, head_dim, style, is_v_cleaned, is_spaced)
     else:
-        if is_v_cleaned:
-            raise ConfigError("rope: is_v_cleaned with eps; expected one of them")
+        if is_v_cleaned or is_spaced:
+            name = "is_v_cleaned" if is_v_cleaned else "is_spaced"
+            raise ConfigError(f"rope: {name} with eps; expected one of them")
         result = _norm_rope(qkv, cos, sin, q_weight, k_weight, eps, heads, kv, head_dim, style)
     q, k, v = result
     return q, k, v

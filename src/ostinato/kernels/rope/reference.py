@@ -22,10 +22,25 @@ def rope(
     head_dim: int,
     style: str,
     is_v_cleaned: bool,
+    is_spaced: bool,
 ) -> Three:
     q, k, v = split(qkv, heads, kv_heads, head_dim)
     own = cleaned(v) if is_v_cleaned else v.contiguous().clone()
-    return rotate(q, cos, sin, style), rotate(k, cos, sin, style), own
+    three = rotate(q, cos, sin, style), rotate(k, cos, sin, style), own
+    if not is_spaced:
+        return three
+    q, k, v = (empty_heads(qkv, x.shape[1], head_dim, is_spaced=True).copy_(x) for x in three)
+    return q, k, v
+
+
+def empty_heads(
+    qkv: torch.Tensor, count: int, head_dim: int, *, is_spaced: bool = False
+) -> torch.Tensor:
+    """(T, count, head_dim), contiguous; spaced, each head begins at a multiple of a power of two
+    of channels, and what lies between is never written.
+    """
+    stride = 1 << (head_dim - 1).bit_length() if is_spaced else head_dim
+    return qkv.new_empty((qkv.shape[0], count, stride))[..., :head_dim]
 
 
 def cleaned(v: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ostinato.kernels.launch import quick
+from ostinato.kernels.rope.reference import empty_heads
 from ostinato.kernels.rowwise import ceil_div, power_of_two
 from ostinato.kernels.tiles import tile
 from ostinato.kernels.triton_math import through_pairs
@@ -122,6 +123,7 @@ def rope_kernel(
     sin_stride: tl.constexpr,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
+    head_stride: tl.constexpr,
     half: tl.constexpr,
     columns: tl.constexpr,
     tile_tokens: tl.constexpr,
@@ -150,14 +152,14 @@ def rope_kernel(
     sin_row = sin_pointer + token * sin_stride
     if block < q_blocks:
         head = block * tile_heads + head_of_lane
-        target = q_pointer + token * (heads * head_dim) + head * head_dim
+        target = q_pointer + (token * heads + head) * head_stride
         _section(
             row + head * head_dim, target, q_weight_pointer, cos_row, sin_row, is_token,
             head < heads, eps, half, columns, is_half, has_norm, has_q_weight, rounds_each,
         )  # fmt: skip
     elif block < q_blocks + kv_blocks:
         head = (block - q_blocks) * tile_heads + head_of_lane
-        target = k_pointer + token * (kv_heads * head_dim) + head * head_dim
+        target = k_pointer + (token * kv_heads + head) * head_stride
         _section(
             row + (heads + head) * head_dim, target, k_weight_pointer, cos_row, sin_row, is_token,
             head < kv_heads, eps, half, columns, is_half, has_norm, has_k_weight, rounds_each,
@@ -170,13 +172,15 @@ def rope_kernel(
         if is_v_cleaned:
             is_finite = tl.abs(values.to(tl.float32)) < float("inf")
             values = tl.where(is_finite, values, 0.0).to(v_pointer.dtype.element_ty)
-        target = v_pointer + token * (kv_heads * head_dim) + head * head_dim
+        target = v_pointer + (token * kv_heads + head) * head_stride
         tl.store(target + column, values, mask=mask)
 
 
-def rope(qkv, cos, sin, heads, kv_heads, head_dim, style, is_v_cleaned):
+def rope(qkv, cos, sin, heads, kv_heads, head_dim, style, is_v_cleaned, is_spaced):
     sizes = (heads, kv_heads, head_dim, style)
-    return _launch(qkv, cos, sin, None, None, None, *sizes, is_v_cleaned=is_v_cleaned)
+    return _launch(
+        qkv, cos, sin, None, None, None, *sizes, is_v_cleaned=is_v_cleaned, is_spaced=is_spaced
+    )
 
 
 def norm_rope(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style):
@@ -184,14 +188,27 @@ def norm_rope(qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim,
 
 
 def _launch(
-    qkv, cos, sin, q_weight, k_weight, eps, heads, kv_heads, head_dim, style, *, is_v_cleaned=False
+    qkv,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    eps,
+    heads,
+    kv_heads,
+    head_dim,
+    style,
+    *,
+    is_v_cleaned=False,
+    is_spaced=False,
 ):
     tokens = qkv.shape[0]
     if qkv.stride(1) != 1:
         qkv = qkv.contiguous()
-    q = qkv.new_empty((tokens, heads, head_dim))
-    k = qkv.new_empty((tokens, kv_heads, head_dim))
-    v = qkv.new_empty((tokens, kv_heads, head_dim))
+    q, k, v = (
+        empty_heads(qkv, count, head_dim, is_spaced=is_spaced)
+        for count in (heads, kv_heads, kv_heads)
+    )
     half = head_dim // 2
     name = "rope" if eps is None else "norm_rope"
     tile_tokens, tile_heads, warps = tile(name, head_dim, heads)
@@ -213,6 +230,7 @@ def _launch(
         sin_stride=sin.stride(0) if sin.stride(1) == 1 else half,
         heads=heads,
         kv_heads=kv_heads,
+        head_stride=q.stride(1),
         half=half,
         columns=power_of_two(half),
         tile_tokens=tile_tokens,

@@ -30,7 +30,13 @@ def rotary_attention(
     # In a pass over v that is made anyway; the attention kernels that need it are for bfloat16.
     is_clean = qkv.dtype == torch.bfloat16
     head_dim = qkv.shape[1] // (3 * heads)
-    q, k, v = rope(qkv, cos, sin, heads=heads, head_dim=head_dim, is_v_cleaned=is_clean)
+    q, k, v = rope(
+        *(qkv, cos, sin),
+        heads=heads,
+        head_dim=head_dim,
+        is_v_cleaned=is_clean,
+        is_spaced=qkv.is_cuda,
+    )
     rows = segment_attention(q, k, v, offsets, max_length, scale=scale, is_v_finite=is_clean)
     return rows.flatten(1)
 
