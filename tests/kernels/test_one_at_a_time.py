@@ -108,9 +108,9 @@ def test_choosing_a_chain_while_it_is_proven(
     gate, known = Gate(timer), arguments(64, 64)
     assert choice.resolve(known) is not None  # by one kernel, which is not proven yet
 
-    def rope(qkv: Tensor, *tables: Tensor, heads: int, head_dim: int, is_v_cleaned: bool) -> Any:
+    def rope(qkv: Tensor, *tables: Tensor, heads: int, head_dim: int, **options: bool) -> Any:
         meeting.come("one")
-        args = (qkv, *tables, heads, heads, head_dim, "half", is_v_cleaned)
+        args = (qkv, *tables, heads, heads, head_dim, "half", *options.values())
         return gate.serve(operator("rope"), args)
 
     def within(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float, is_v_finite: bool) -> Any:

@@ -53,8 +53,8 @@ def tiles_for(
         return Tiles(64, SHORT[0] if max_length <= SHORT[0] else SHORT[1], 4, 1, is_single=True)
     has_few = work < 128 * FEW_PROGRAMS
     match _memory_class(capability), columns <= 96, columns <= 128:
-        case "large", _, True:
-            return Tiles(64, 64, 4, 3) if has_few else Tiles(128, 64, 8, 3)
+        case "large", _, True:  # 128 rows, 8 warps: 194 us instead of 125 for 3136 rows of 16x72
+            return Tiles(64, 64, 4, 3)
         case "medium", _, True:  # four warps for 128 rows would spill registers
             return Tiles(64, 64, 4, 3) if has_few else Tiles(128, 64, 8, 3)
         case "small", True, _:
