@@ -88,7 +88,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(torch.cuda, "graph", graph_of)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the lane's stream")
     monkeypatch.setattr("ostinato.recording.cuda_census.of_graph", census)
-    monkeypatch.setattr("ostinato.recording.cuda_nodes.to_kernels", lambda raw_graph: 0)
+    monkeypatch.setattr("ostinato.recording.cuda_fills.replace", lambda raw_graph: 0)
     return noted
 
 

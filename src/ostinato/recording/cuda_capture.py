@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ostinato import state
 from ostinato.errors import RecordingRefused
-from ostinato.recording import cuda_census, cuda_heal, cuda_nodes
+from ostinato.recording import cuda_census, cuda_fills, cuda_heal
 from ostinato.recording.backend import Body
 
 
@@ -117,7 +117,7 @@ class Capture:
                 rule="graph-node",
                 fix="keep host callbacks and allocations by the driver out of the region",
             )
-        cuda_nodes.to_kernels(graph.raw_cuda_graph())
+        cuda_fills.replace(graph.raw_cuda_graph())
         graph.instantiate()
         self.num_kernels += census.num_kernels
         self._num_nodes += census.num_nodes

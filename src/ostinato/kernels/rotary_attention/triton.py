@@ -122,7 +122,8 @@ def rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale, heads_per
     max_length = min(max_length, num_rows)
     shared = programs(num_rows, num_segments, max_length, TILE_ROWS)
     main, rest = head_parts(head_dim)
-    stages = stages_for(capability_of(qkv.device)) if heads_per_program > 1 else 1
+    is_pipelined = heads_per_program > 1 and qkv.dtype.itemsize == 2
+    stages = stages_for(capability_of(qkv.device)) if is_pipelined else 1
     rotary_attention_kernel[(shared.num_tiles * (heads // heads_per_program),)](
         qkv,
         cos,

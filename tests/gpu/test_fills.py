@@ -1,4 +1,4 @@
-"""Fills and copies in a recording: as kernels they write the same, in the same order."""
+"""Fills in a recording: as kernels they write the same, at the same place in the order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ostinato
-from ostinato.recording import cuda_nodes
+from ostinato.recording import cuda_fills
 from ostinato.recording.cuda_census import checked
 from tests.gpu.conftest import Make
 from tests.gpu.regions import DEVICE, T, same
@@ -70,7 +70,7 @@ def test_a_fill_writes_the_same(element_size: int, first: int, width: int, is_ke
         graph.capture_begin(capture_error_mode="thread_local")
         got = filled(x, element_size, first, width)
         graph.capture_end()
-    num_replaced = cuda_nodes.to_kernels(graph.raw_cuda_graph())
+    num_replaced = cuda_fills.replace(graph.raw_cuda_graph())
     assert num_replaced == (2 if is_kernel else 0)
     assert kinds(graph).count("cudaGraphNodeTypeMemset") == 2 - num_replaced
     assert kinds(graph).count("cudaGraphNodeTypeKernel") == 3 + num_replaced
@@ -108,7 +108,7 @@ def test_a_fill_beside_a_branch_keeps_its_place() -> None:
         graph.capture_begin(capture_error_mode="thread_local")
         got = forking(x)
         graph.capture_end()
-        assert cuda_nodes.to_kernels(graph.raw_cuda_graph()) == 1
+        assert cuda_fills.replace(graph.raw_cuda_graph()) == 1
         graph.instantiate()
         for _ in range(5):
             got.zero_()
@@ -116,58 +116,15 @@ def test_a_fill_beside_a_branch_keeps_its_place() -> None:
             assert same(got, want)
 
 
-@pytest.mark.parametrize(
-    ("first", "size", "is_kernel"),
-    [(0, 16, True), (16, 65_536, True), (4, 65_540, True), (0, 4_800_000, True), (1, 4096, False)],
-)
-def test_a_copy_writes_the_same(first: int, size: int, is_kernel: bool) -> None:
-    """Overwritten between two copies, of which each must see what stood there."""
-    x = torch.randint(0, 256, (first + size + 64,), dtype=torch.uint8, device=DEVICE)
-
-    def copied(x: T) -> tuple[T, T]:
-        y = x + 1
-        early, late = torch.zeros_like(y), torch.zeros_like(y)
-        early[first : first + size].copy_(y[first : first + size])
-        y.mul_(3)
-        late[first : first + size].copy_(y[first : first + size])
-        return early, late
-
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        want = copied(x)
-        graph.capture_begin(capture_error_mode="thread_local")
-        got = copied(x)
-        graph.capture_end()
-        assert kinds(graph).count("cudaGraphNodeTypeMemcpy") == 2
-        assert cuda_nodes.to_kernels(graph.raw_cuda_graph()) == (2 if is_kernel else 0)
-        graph.instantiate()
-        graph.replay()
-        assert all(same(a, b) for a, b in zip(got, want, strict=True))
-    assert kinds(graph).count("cudaGraphNodeTypeMemcpy") == (0 if is_kernel else 2)
-
-
-def test_a_copy_from_the_host_stays() -> None:
-    pinned, x = torch.arange(64).pin_memory(), torch.zeros(64, dtype=torch.int64, device=DEVICE)
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        graph.capture_begin(capture_error_mode="thread_local")
-        x.copy_(pinned, non_blocking=True)
-        graph.capture_end()
-        assert cuda_nodes.to_kernels(graph.raw_cuda_graph()) == 0
-        graph.instantiate()
-        graph.replay()
-        assert same(x.cpu(), pinned)
-
-
-def test_a_recording_holds_kernels_alone(graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_holds_no_memset(graph: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: list[int] = []
-    original = cuda_nodes.to_kernels
+    original = cuda_fills.replace
 
-    def to_kernels(raw_graph: int) -> int:
+    def replace(raw_graph: int) -> int:
         replaced.append(original(raw_graph))
         return replaced[-1]
 
-    monkeypatch.setattr(cuda_nodes, "to_kernels", to_kernels)
+    monkeypatch.setattr(cuda_fills, "replace", replace)
 
     def region(x: T) -> T:
         return filled(x, 4, 0, WORDS)
@@ -179,4 +136,4 @@ def test_a_recording_holds_kernels_alone(graph: Make, monkeypatch: pytest.Monkey
         with ostinato.route("exact"):
             got = graphed(x)
         assert same(got, region(x))
-    assert replaced == [3]  # two fills, and the copy of the result
+    assert replaced == [2]
