@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
 from ostinato.kernels.rope import rope
-from tests.kernels.agreement import assert_agrees
+from tests.kernels.agreement import assert_agrees, operator
 
 
 def _inputs(
@@ -123,6 +123,23 @@ def test_heads_stand_apart_when_spaced(head_dim: int, is_v_cleaned: bool) -> Non
     )
     with pytest.raises(ConfigError, match="is_spaced with eps"):
         rope(qkv, cos, sin, heads=3, kv_heads=2, head_dim=head_dim, eps=1e-6, is_spaced=True)
+
+
+@pytest.mark.parametrize("style", ["half", "adjacent"])
+def test_a_spaced_head_ends_with_zeros_up_to_a_whole_sector(
+    style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows them is left as it was."""
+
+    def of_sevens(self: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.full(shape, 7.0, dtype=self.dtype)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", of_sevens)
+    qkv, cos, sin = _inputs(3, 2, 2, 72)
+    for part in operator("rope").kernel(qkv, cos, sin, 2, 2, 72, style, False, True):
+        whole = part.as_strided((3, 2, 128), (256, 128, 1))
+        assert (whole[..., 72:80] == 0).all()
+        assert (whole[..., 80:] == 7).all()
 
 
 def test_refuses_a_full_width_table() -> None:

@@ -26,6 +26,7 @@ BEST: dict[tuple[str, int], Tile] = {
     ("add_rms_norm", 256): Tile(8, 256, 1),
     ("fp8_gelu", 4320): Tile(1, 8192, 8),
     ("fp8_modulate", 3072): Tile(1, 4096, 1),
+    ("fp8_swiglu", 9216): Tile(1, 16384, 16),
     ("gelu_erf", 4608): Tile(1, 4096, 4),
     ("layer_norm", 256): Tile(8, 256, 1),
     ("layer_norm", 1152): Tile(1, 2048, 1),
@@ -37,6 +38,7 @@ BEST: dict[tuple[str, int], Tile] = {
     ("rms_norm", 1152): Tile(2, 2048, 2),
     ("rope", 72): Tile(2, 16, 4),
     ("sample", 151936): Tile(1, 4096, 16),
+    ("swiglu", 3456): Tile(16, 128, 8),
 }
 """Best of ``bench/kernels_tune.py`` on an H200 by operator and width, where it is not the rule's
 guess (16,384 rows; of two shapes that share a width, what is good for both). Widths of feed-forward

@@ -37,7 +37,7 @@ def empty_heads(
     qkv: torch.Tensor, count: int, head_dim: int, *, is_spaced: bool = False
 ) -> torch.Tensor:
     """(T, count, head_dim), contiguous; spaced, each head begins at a multiple of a power of two
-    of channels, and what lies between is never written.
+    of channels, and what lies between is nobody's.
     """
     stride = 1 << (head_dim - 1).bit_length() if is_spaced else head_dim
     return qkv.new_empty((qkv.shape[0], count, stride))[..., :head_dim]
