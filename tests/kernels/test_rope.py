@@ -131,10 +131,10 @@ def test_a_spaced_head_ends_with_zeros_up_to_a_whole_sector(
 ) -> None:
     """What follows them is left as it was."""
 
-    def of_sevens(self: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.full(shape, 7.0, dtype=self.dtype)
+    def of_sevens(qkv: torch.Tensor, count: int, head_dim: int, *, is_spaced: bool) -> torch.Tensor:
+        return torch.full((qkv.shape[0], count, 128), 7.0)[..., :head_dim]
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", of_sevens)
+    monkeypatch.setattr("ostinato.kernels.rope.triton.empty_heads", of_sevens)
     qkv, cos, sin = _inputs(3, 2, 2, 72)
     for part in operator("rope").kernel(qkv, cos, sin, 2, 2, 72, style, False, True):
         whole = part.as_strided((3, 2, 128), (256, 128, 1))
