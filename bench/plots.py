@@ -19,6 +19,9 @@ COLOURS = {
     "kernels": "#2e8b57",
     "powers_of_two": "#e0a030",
     "exact_only": "#7b4ea3",
+    "plain": "#e0a030",
+    "fp8": "#7b4ea3",
+    "compiled": "#8a8a8a",
 }
 WAYS = {
     "ours": "ours",
@@ -125,11 +128,12 @@ def draw_stream(results: Path, docs: Path, depth: int = 8) -> Path | None:
 
 
 def draw_roofline(results: Path, docs: Path, family: str) -> Path | None:
-    """The floor of one image over patches, ours and the fastest peer: how much is left to win."""
-    result = newest(results, f"encoder-{family}")
+    """The floor of one image over patches, our variants and the peers: how much is left to win."""
+    result = newest(results, f"fused-{family}")
     if result is None:
         return None
-    cases = [r for r in result["rows"].get("cases", ()) if re.fullmatch(r"\d+x\d+", r["case"])]
+    rows = result["rows"]
+    cases = [(name, rows[name]) for name in rows if re.fullmatch(r"\d+x\d+", name)]
     if not cases:
         return None
     from dataclasses import replace
@@ -137,32 +141,47 @@ def draw_roofline(results: Path, docs: Path, family: str) -> Path | None:
     from bench.roofline import BYTES_PER_S, FLOPS_PER_S, floor_ms, published_config
 
     plt = _pyplot()
-    rows = result["rows"]
     config = replace(published_config(family), depth=rows["depth"])
-    cases.sort(key=lambda r: r["patches"])
-    sizes = [r["patches"] for r in cases]
+    cases.sort(key=lambda case: case[1]["patches"])
+    sizes = [row["patches"] for _, row in cases]
     grid = [round(min(sizes) * (max(sizes) / min(sizes)) ** (i / 60)) for i in range(61)]
     figure, axis = plt.subplots(figsize=(8.5, 5.6))
     floor = f"floor: weights at {BYTES_PER_S / 1e12:.1f} TB/s, products at "
     floor += f"{FLOPS_PER_S / 1e12:.0f} TFLOP/s"
     axis.plot(grid, [floor_ms(config, n) for n in grid], "k--", label=floor)
-    axis.plot(sizes, [r["ours_ms"] for r in cases], "o", color=COLOURS["ours"], label="ours")
-    known = [(r["patches"], r["kernels_ms"]) for r in cases if r.get("kernels_ms")]
-    if known:
-        label = "sum of our kernels' GPU time"
-        axis.plot(*zip(*known, strict=True), "x", color=COLOURS["kernels"], label=label)
-    peers = [min(v for k, v in r.items() if _is_peer(k)) for r in cases]
-    label = "the fastest peer measured beside"
-    axis.plot(sizes, peers, "s", color=COLOURS["transformers"], label=label)
+    for mark, colour, label, times in _roofline_series(rows, cases):
+        known = [(n, ms) for n, ms in zip(sizes, times, strict=True) if ms is not None]
+        if known:
+            axis.plot(*zip(*known, strict=True), mark, color=COLOURS[colour], label=label)
     axis.set(
         xscale="log", yscale="log", xlabel="patches of one image", ylabel="milliseconds a call"
     )
-    title = f"Vision tower of {TOWERS[family]}, bf16, {rows['depth']} layers"
+    title = f"Vision tower of {TOWERS[family]}, bf16 but for FP8, {rows['depth']} layers"
     return _save(figure, (axis,), title, result, docs / f"roofline-{family}.png")
 
 
-def _is_peer(column: str) -> bool:
-    return column.startswith(("transformers", "compile")) and column.endswith("_ms")
+Series = tuple[str, str, str, list[float | None]]
+
+
+def _roofline_series(rows: dict[str, Any], cases: list[tuple[str, dict[str, Any]]]) -> list[Series]:
+    """Mark, colour, label and the milliseconds of each case, where they were measured."""
+    kernels = [rows.get("kernels", {}).get(name, {}).get("fast", {}) for name, _ in cases]
+    compiled = [rows.get("compiled", {}).get(name, {}).values() for name, _ in cases]
+    peers = [
+        [v for k, v in row.items() if k in ("transformers_sdpa_ms", "transformers_flash_ms")]
+        for _, row in cases
+    ]
+    return [
+        ("o", "ours", "ours", [row.get("fast_ms") for _, row in cases]),
+        ("x", "kernels", "sum of its kernels' GPU time", [k.get("kernels_ms") for k in kernels]),
+        ("^", "plain", "ours without FA3 and cuDNN", [row.get("plain_ms") for _, row in cases]),
+        ("v", "fp8", "ours with FP8 weights", [row.get("fp8_ms") for _, row in cases]),
+        ("s", "transformers", "transformers", [min(p, default=None) for p in peers]),
+        (
+            *("D", "compiled", "transformers, torch.compile"),
+            [min((one["ms"] for one in found if "ms" in one), default=None) for found in compiled],
+        ),
+    ]
 
 
 def _pyplot() -> Any:

@@ -21,6 +21,13 @@ CASE = {
     "transformers_flash_ms": 28.0,
     "kernels_ms": 2.8,
 }
+FUSED = {
+    "patches": 196,
+    "fast_ms": 1.4,
+    "plain_ms": 1.5,
+    "transformers_sdpa_ms": 17.0,
+    "transformers_flash_ms": 15.0,
+}
 WAY = {
     "times_ms": [1.0, 2.0, 4.0],
     "total_s": 0.007,
@@ -42,6 +49,7 @@ def test_pictures_are_drawn_from_the_newest_results(tmp_path: Path) -> None:
     stream = {"depth": 8, "requests": 3, "distinct_sizes": 2, "ours": WAY, "exact_only": WAY}
     write(results, "2026-11-28", "encoder-qwen3_vl", {"depth": 1})
     write(results, "2026-11-29", "encoder-qwen3_vl", encoder)
+    write(results, "2026-11-29", "fused-qwen3_vl", {"depth": 27, "224x224": FUSED})
     write(results, "2026-11-29", "stream-depth-8", stream)
     write(results, "2026-11-30", "stream-depth-8-dry", {"depth": 2})
     newest = plots.newest(results, "encoder-qwen3_vl")
@@ -61,9 +69,27 @@ def test_without_results_nothing_is_drawn(tmp_path: Path) -> None:
 
 def test_a_result_of_several_images_has_no_roofline(tmp_path: Path) -> None:
     results = tmp_path / "bench" / "results"
-    rows = {"depth": 27, "cases": [CASE | {"case": "mixed"}]}
-    write(results, "2026-11-29", "encoder-qwen3_vl", rows)
+    write(results, "2026-11-29", "fused-qwen3_vl", {"depth": 27, "mixed": FUSED})
     assert plots.draw_roofline(results, tmp_path, "qwen3_vl") is None
+
+
+def test_a_roofline_shows_what_was_measured_and_nothing_else() -> None:
+    rows = {
+        "224x224": FUSED,
+        "448x448": FUSED | {"patches": 784, "fp8_ms": 2.0},
+        "kernels": {"224x224": {"fast": {"kernels_ms": 1.3}}},
+        "compiled": {"448x448": {"default": {"ms": 9.0}, "reduce-overhead": {"ms": 4.0}}},
+    }
+    cases = [(name, rows[name]) for name in ("224x224", "448x448")]
+    series = {label: times for _, _, label, times in plots._roofline_series(rows, cases)}
+    assert series == {
+        "ours": [1.4, 1.4],
+        "sum of its kernels' GPU time": [1.3, None],
+        "ours without FA3 and cuDNN": [1.5, 1.5],
+        "ours with FP8 weights": [None, 2.0],
+        "transformers": [15.0, 15.0],
+        "transformers, torch.compile": [None, 4.0],
+    }
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
