@@ -170,7 +170,7 @@ def kernels_ms(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
             call()
             synchronize(device)
     events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    copies = [e for e in events if e.name.startswith(("Memcpy", "Memset"))]
+    copies = [e for e in events if e.name.startswith(("Memcpy", "Memset", "ostinato_fill"))]
     total = sum(e.time_range.elapsed_us() for e in events)
     copied = sum(e.time_range.elapsed_us() for e in copies)
     return {

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import ostinato
 from ostinato.recording import cuda_fills
 from ostinato.recording.cuda_census import checked
 from tests.gpu.conftest import Make
-from tests.gpu.regions import DEVICE, T, same
+from tests.gpu.regions import DEVICE, T, exactly, same
 
 pytestmark = [
     pytest.mark.device,
@@ -83,6 +82,21 @@ def test_a_fill_writes_the_same(element_size: int, first: int, width: int, is_ke
         assert same(got, filled(x, element_size, first, width))
 
 
+def edges(graph: torch.cuda.CUDAGraph, kind: str) -> set[tuple[str, int, int]]:
+    """How many nodes the nodes of a kind wait for, and how many wait for them."""
+    driver: Any = importlib.import_module("cuda.bindings.driver")
+    raw = driver.CUgraph(graph.raw_cuda_graph())
+    count = checked(driver.cuGraphGetNodes(raw, 0))[-1]
+    found = set()
+    for node in checked(driver.cuGraphGetNodes(raw, count))[0]:
+        name = checked(driver.cuGraphNodeGetType(node))[0].name.rpartition("_")[2]
+        sides = ("cuGraphNodeGetDependencies", "cuGraphNodeGetDependentNodes")
+        before, after = (len(cuda_fills._neighbours(driver, side, node)) for side in sides)
+        if name == kind:
+            found.add((name, before, after))
+    return found
+
+
 def test_a_fill_beside_a_branch_keeps_its_place() -> None:
     """What it waits for and what waits for it are several nodes on several streams."""
     x = torch.arange(WORDS, dtype=torch.int32, device=DEVICE)
@@ -108,7 +122,10 @@ def test_a_fill_beside_a_branch_keeps_its_place() -> None:
         graph.capture_begin(capture_error_mode="thread_local")
         got = forking(x)
         graph.capture_end()
+        (around,) = edges(graph, "MEMSET")
+        assert around[1:] == (2, 2)
         assert cuda_fills.replace(graph.raw_cuda_graph()) == 1
+        assert ("KERNEL", 2, 2) in edges(graph, "KERNEL")
         graph.instantiate()
         for _ in range(5):
             got.zero_()
@@ -133,7 +150,5 @@ def test_a_recording_holds_no_memset(graph: Make, monkeypatch: pytest.MonkeyPatc
     for seed in range(4):
         x = torch.randint(0, 1 << 20, (WORDS,), generator=torch.Generator().manual_seed(seed))
         x = x.to(DEVICE, torch.int32)
-        with ostinato.route("exact"):
-            got = graphed(x)
-        assert same(got, region(x))
+        assert same(exactly(graphed, x), region(x))
     assert replaced == [2]

@@ -225,18 +225,61 @@ def test_bounds_share_a_kernel_up_to_the_next_and_a_verdict(choosing: Any) -> No
 def test_many_windows_share_programs(choosing: Any) -> None:
     """The verdict is of that many heads: the gate's own calls have few windows."""
     resolve = choosing(Clock(2.0, 1.0))
-    one, two = resolve(call_of([1] * 128, 64)), resolve(call_of([1] * 256, 64))
+    one, two = resolve(call_of([64] * 128, 64)), resolve(call_of([64] * 256, 64))
     assert (one[-1], two[-1]) == (1, 2)
-    assert resolve(call_of([1] * 256, 128))[-1] == 1
+    assert resolve(call_of([64] * 256, 128))[-1] == 1
     signatures = {signature_of(operator("rotary_attention"), args) for args in (one, two)}
     assert len(signatures) == 2
 
 
-@given(num_segments=st.integers(1, 5000), heads=st.integers(1, 64))
-def test_heads_of_a_program_divide_all_and_leave_enough(num_segments: int, heads: int) -> None:
-    members = choice.heads_per_program(num_segments, heads)
+def test_room_for_more_windows_changes_no_kernel(choosing: Any) -> None:
+    """A recording has it; the direct call of the same rows has not."""
+    resolve = choosing(Clock(2.0, 1.0))
+    full = resolve(call_of([64] * 250, 64))
+    assert resolve(call_of([64] * 250 + [0] * 300, 64))[-1] == full[-1] == 1
+
+
+@given(num_windows=st.integers(1, 5000), heads=st.integers(1, 64))
+def test_heads_of_a_program_divide_all_and_leave_enough(num_windows: int, heads: int) -> None:
+    members = choice.heads_per_program(num_windows, heads)
     assert heads % members == 0 and members in (1, 2, 4, 8)
-    assert members == 1 or num_segments * heads // members >= 256
+    assert members == 1 or num_windows * heads // members >= 256
+
+
+@interprets_loops
+@pytest.mark.parametrize(("heads", "members"), [(6, 2), (12, 4)])
+def test_every_group_of_heads_is_its_own(heads: int, members: int) -> None:
+    qkv, cos, sin, offsets = drawn([64, 3], 8 * heads // HEADS)
+    q, k, v = qkv.unflatten(1, (3, heads, -1)).unbind(1)
+    cos, sin = cos[:, : q.shape[2] // 2].contiguous(), sin[:, : q.shape[2] // 2].contiguous()
+    q, k = turned_in_double(q, cos, sin), turned_in_double(k, cos, sin)
+    want = formula(q, k, v.double(), offsets, 0.2).flatten(1)
+    got = by_kernel(qkv, cos, sin, offsets, 64, heads, 0.2, members)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[7, 33], [1] * 71])
+@pytest.mark.parametrize("bound", [64, 128])
+def test_the_gate_proves_the_kernel_that_runs(
+    lengths: list[int], bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows under a loose bound, and more segments than a program reads at once."""
+    from ostinato.kernels.rotary_attention import triton
+
+    seen: list[Any] = []
+
+    class Noted:
+        def __getitem__(self, grid: Any) -> Any:
+            names = ("tile_rows", "tile_keys", "block", "heads_per_program", "stages")
+            return lambda *args, **options: seen.append(tuple(options[n] for n in names))
+
+    monkeypatch.setattr(triton, "rotary_attention_kernel", Noted())
+    args = (*drawn(lengths, 16), bound, HEADS, 0.1, 1)
+    triton.rotary_attention(*args)
+    (served,), seen = seen, []
+    for example in reference.examples(args):
+        triton.rotary_attention(*example)
+    assert served in seen
 
 
 def test_a_class_that_is_unknown_while_recording_is_asked_for_later(

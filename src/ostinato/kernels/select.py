@@ -20,12 +20,17 @@ import torch
 from ostinato import state
 from ostinato.kernels.timing import ONE_AT_A_TIME, Timer, device_seconds
 
+KERNELS = 2
+"""Rises when own kernels, or the layout they are given, become faster or slower: times taken before
+say nothing of them."""
 _log = logging.getLogger(__name__)
 Variants = Mapping[str, Callable[[], object]]
 
 
 def machine(device: torch.device) -> str:
-    """What a measured time depends on: the device's name and the versions of torch and triton."""
+    """What a measured time depends on: the device's name, the versions of torch and triton, and our
+    kernels.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -33,7 +38,7 @@ def machine(device: torch.device) -> str:
     except PackageNotFoundError:
         triton = "none"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return f"{name}, torch {torch.__version__}, triton {triton}"
+    return f"{name}, torch {torch.__version__}, triton {triton}, kernels {KERNELS}"
 
 
 class Selector:

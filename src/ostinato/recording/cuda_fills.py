@@ -69,10 +69,13 @@ def as_words(to: int, value: int, element_size: int, width: int, height: int) ->
 
 
 def replace(raw_graph: int) -> int:
-    """Make kernels of the small fills of a ``cudaGraph_t`` on the current device; how many."""
+    """Make kernels of the small fills of a ``cudaGraph_t`` on the current device; how many.
+
+    A fill that the driver lets nobody replace stays as it is, and so do those of other devices.
+    """
     driver = importlib.import_module("cuda.bindings.driver")  # comes with torch's CUDA builds
 
-    graph = driver.CUgraph(raw_graph)
+    graph, device = driver.CUgraph(raw_graph), torch.cuda.current_device()
     num_nodes = checked(driver.cuGraphGetNodes(graph, 0))[-1]
     nodes = checked(driver.cuGraphGetNodes(graph, num_nodes))[0] if num_nodes else []
     memset = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
@@ -82,11 +85,21 @@ def replace(raw_graph: int) -> int:
             continue
         fill = checked(driver.cuGraphMemsetNodeGetParams(node))[0]
         words = as_words(int(fill.dst), int(fill.value), fill.elementSize, fill.width, fill.height)
-        kernel = None if words is None else _kernel(torch.cuda.current_device())
-        if words is not None and kernel is not None:
-            _replace(driver, graph, node, words, kernel)
-            num_replaced += 1
+        if words is None or not _is_memory_of(driver, device, words.to):
+            continue
+        try:
+            _replace(driver, graph, node, words, _kernel(device))
+        except RuntimeError as error:
+            _warn_once(device, str(error))
+            break
+        num_replaced += 1
     return num_replaced
+
+
+def _is_memory_of(driver: Any, device: int, address: int) -> bool:
+    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    failed, owner = driver.cuPointerGetAttribute(ordinal, address)
+    return int(failed) == 0 and int(owner) == device
 
 
 def _replace(driver: Any, graph: Any, node: Any, words: Words, kernel: Any) -> None:
@@ -98,9 +111,13 @@ def _replace(driver: Any, graph: Any, node: Any, words: Words, kernel: Any) -> N
     before = _neighbours(driver, "cuGraphNodeGetDependencies", node)
     after = _neighbours(driver, "cuGraphNodeGetDependentNodes", node)
     new = checked(driver.cuGraphAddKernelNode(graph, before, len(before), params))[0]
-    if after:
-        add = _newest(driver, "cuGraphAddDependencies")
-        checked(add(graph, [new] * len(after), after, None, len(after)))
+    try:
+        if after:
+            add = _newest(driver, "cuGraphAddDependencies")
+            checked(add(graph, [new] * len(after), after, None, len(after)))
+    except RuntimeError:
+        checked(driver.cuGraphDestroyNode(new))
+        raise
     checked(driver.cuGraphDestroyNode(node))
 
 
@@ -117,12 +134,13 @@ def _newest(driver: Any, name: str) -> Any:
 
 
 @cache
-def _kernel(device_index: int) -> Any:
-    """Loaded once for each device, into its current context, and kept; None if it cannot be."""
+def _kernel(device: int) -> Any:
+    """Loaded once for each device, into its current context, and kept."""
     driver = importlib.import_module("cuda.bindings.driver")
-    try:
-        module = checked(driver.cuModuleLoadData(PTX.encode() + b"\0"))[0]
-        return checked(driver.cuModuleGetFunction(module, b"ostinato_fill"))[0]
-    except RuntimeError as error:
-        _log.warning("fills stay as they are in recordings of device %d: %s", device_index, error)
-        return None
+    module = checked(driver.cuModuleLoadData(PTX.encode() + b"\0"))[0]
+    return checked(driver.cuModuleGetFunction(module, b"ostinato_fill"))[0]
+
+
+@cache
+def _warn_once(device: int, reason: str) -> None:
+    _log.warning("fills stay as they are in recordings of device %d: %s", device, reason)

@@ -14,7 +14,9 @@ from ostinato.kernels.segment_attention import segment_attention
 from ostinato.kernels.segment_attention.availability import tolerance as attention_tolerance
 
 _SEVERAL = (5, 0, 64, 1, 130, 33, 0)
-_ALONE = 197
+_ALONE = (197,)
+_MANY = (3, 0, 1) * 24
+"""More boundaries than a program reads at once where there are few."""
 
 
 def rotary_attention(
@@ -35,7 +37,7 @@ def rotary_attention(
         heads=heads,
         head_dim=head_dim,
         is_v_cleaned=is_clean,
-        is_spaced=qkv.is_cuda,
+        is_spaced=qkv.is_cuda and qkv.dtype.itemsize == 2,
     )
     rows = segment_attention(q, k, v, offsets, max_length, scale=scale, is_v_finite=is_clean)
     return rows.flatten(1)
@@ -48,13 +50,14 @@ def tolerance(expected: Sequence[Tensor], args: tuple[Any, ...]) -> list[Tensor]
 
 
 def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Segments of 0, 1 and odd lengths, as long as ``max_length`` lets them be, and one alone.
+    """Segments of 0, 1 and odd lengths, as long as ``max_length`` lets them be, one alone, many.
 
     In the fifth a whole segment is NaN; it must show there and nowhere else.
     """
     qkv, cos, _, _, max_length, *others = args
-    for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0, 1.0)):
-        lengths = [min(length, max_length) for length in (_SEVERAL if number < 5 else (_ALONE,))]
+    for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0, 1.0, 1.0)):
+        wanted = (*[_SEVERAL] * 5, _ALONE, _MANY)[number]
+        lengths = [min(length, max_length) for length in wanted]
         ends = torch.tensor(lengths, device=qkv.device).cumsum(0)
         offsets = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
         parts = values("normal", (sum(lengths), 3, qkv.shape[1] // 3), qkv, seed=number)

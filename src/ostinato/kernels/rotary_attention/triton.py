@@ -119,8 +119,7 @@ def rotary_attention(qkv, cos, sin, offsets, max_length, heads, scale, heads_per
     head_dim = packed // (3 * heads)
     out = qkv.new_empty((num_rows, heads * head_dim))
     num_segments = offsets.shape[0] - 1
-    max_length = min(max_length, num_rows)
-    shared = programs(num_rows, num_segments, max_length, TILE_ROWS)
+    shared = programs(num_rows, num_segments, min(max_length, num_rows), TILE_ROWS)
     main, rest = head_parts(head_dim)
     is_pipelined = heads_per_program > 1 and qkv.dtype.itemsize == 2
     stages = stages_for(capability_of(qkv.device)) if is_pipelined else 1

@@ -163,7 +163,8 @@ def tolerance(expected: Sequence[Tensor], args: tuple[Any, ...]) -> list[Tensor]
 def probes(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Views of one projection, segments of 0, 1 and odd lengths, bounds loose and tight.
 
-    In the last one a whole segment is NaN; it must show there and nowhere else.
+    In the fifth a whole segment is NaN; it must show there and nowhere else. Then heads stand
+    apart, as ``rope`` can leave them, with NaN between them.
     """
     q, offsets, scale = args[0], args[3], args[5]
     _, heads, head_dim = q.shape
@@ -177,3 +178,6 @@ def probes(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         if number == 4 and len(lengths) > 1:
             qkv[70:200] = torch.nan
         yield (*qkv.unbind(1), own, rows if number % 2 else max(lengths), scale)
+    apart = q.new_full((3, rows, heads, 2 * head_dim), torch.nan)[..., :head_dim]
+    apart.copy_(values("normal", (3, rows, heads, head_dim), q, seed=5))
+    yield (*apart.unbind(0), own, max(lengths), scale)

@@ -38,6 +38,8 @@ class ShapeClass(NamedTuple):
     rows: int
     layout: LayoutClass
     is_aligned: bool
+    is_spaced: bool
+    """Heads stand apart in memory: see ``rope``."""
 
 
 class Chooser:
@@ -122,6 +124,7 @@ def shape_class(call: Call) -> ShapeClass:
         row_class(num_rows),
         layout_class(call.num_segments, call.max_length),
         all(is_aligned(x) for x in call[:3]),
+        call.k.stride(1) > head_dim,
     )
 
 
@@ -160,7 +163,9 @@ def class_text(shape: object) -> str:
     assert isinstance(shape, ShapeClass)
     dtype = str(shape.dtype).removeprefix("torch.")
     aligned = "" if shape.is_aligned else ", not aligned"
-    return f"{shape.rows} rows of {shape.heads}x{shape.head_dim} {dtype}, {shape.layout}{aligned}"
+    spaced = ", heads apart" if shape.is_spaced else ""
+    form = f"{shape.rows} rows of {shape.heads}x{shape.head_dim} {dtype}"
+    return f"{form}, {shape.layout}{aligned}{spaced}"
 
 
 CHOOSER = Chooser()
