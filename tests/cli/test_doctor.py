@@ -12,26 +12,15 @@ from ostinato.cli import doctor
 from ostinato.cli import main as command
 from ostinato.errors import ConfigError
 from ostinato.recording.doctor import MachineReport, Report
-from tests.cli import examples
 
 HERE = "tests.cli.examples"
 runner = CliRunner()
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "kwargs"),
-    [
-        ("one_tensor", (torch.ones(2),), {}),
-        ("two_inputs", (torch.ones(2), 5), {}),
-        ("named_inputs", (), {"x": torch.ones(2), "times": 3}),
-        ("whole_call", (torch.ones(2),), {"times": 7}),
-    ],
-)
-def test_inputs_come_from_a_callable(name: str, args: tuple, kwargs: dict) -> None:
-    made_args, made_kwargs = doctor.made_by(f"{HERE}:{name}")
-    expected = examples.double(*args, **kwargs)
-    assert (len(made_args), set(made_kwargs)) == (len(args), set(kwargs))
-    assert torch.equal(examples.double(*made_args, **made_kwargs), expected)
+@pytest.mark.parametrize("name", ["one_tensor", "two_inputs", "named_inputs", "whole_call"])
+def test_inputs_come_from_a_callable(name: str) -> None:
+    report = doctor.examine_callable(f"{HERE}:double", f"{HERE}:{name}")
+    assert report.recordable and report.num_operations == 1
 
 
 def test_a_callable_with_an_example_beside_it() -> None:
@@ -43,13 +32,14 @@ def test_a_callable_that_reads_is_refused_with_rule_and_line() -> None:
     result = runner.invoke(
         command.app, ["doctor", f"{HERE}:reads", "--inputs", f"{HERE}:one_tensor"]
     )
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "refused: host-scalar (L1)" in result.output
     assert "examples.py:" in result.output
 
 
 def test_json_is_the_report() -> None:
     result = runner.invoke(command.app, ["doctor", f"{HERE}:double", "--json"])
+    assert result.exit_code == 0
     assert Report.from_json(result.stdout) == doctor.examine_callable(f"{HERE}:double", None)
 
 

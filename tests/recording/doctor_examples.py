@@ -29,8 +29,8 @@ class Nested:
         return x
 
 
-def bad_example() -> int:
-    return 3
+def bad_example() -> list[Any]:
+    return []
 
 
 number = 3

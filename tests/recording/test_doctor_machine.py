@@ -11,6 +11,7 @@ from ostinato.errors import ConfigError, DeviceError
 from ostinato.recording import doctor_machine
 from ostinato.recording.doctor import MachineReport, examine, machine, resolve
 from ostinato.recording.doctor_machine import VisibleGpu, find_gpu
+from ostinato.recording.doctor_resolve import calls_of
 from tests.recording import doctor_examples
 
 HERE = doctor_examples.__name__
@@ -64,6 +65,21 @@ def test_a_callable_is_found_by_name_with_its_examples() -> None:
 
 
 @pytest.mark.parametrize(
+    ("made", "calls"),
+    [
+        (5, [((5,), {})]),
+        ((5, 6), [((5, 6), {})]),
+        ({"times": 3}, [((), {"times": 3})]),
+        (((5,), {"times": 3}), [((5,), {"times": 3})]),
+        (([5], {}), [((5,), {})]),
+        ([5, (6, 7), {"times": 3}], [((5,), {}), ((6, 7), {}), ((), {"times": 3})]),
+    ],
+)
+def test_examples_come_in_any_form(made: object, calls: list[object]) -> None:
+    assert calls_of(made, "make()") == calls
+
+
+@pytest.mark.parametrize(
     ("target", "message"),
     [
         ("double", "expected package.module:callable"),
@@ -71,7 +87,7 @@ def test_a_callable_is_found_by_name_with_its_examples() -> None:
         ("no_such_module:f", "No module named"),
         (f"{HERE}:triple", "has no triple"),
         (f"{HERE}:number", "is a int; expected a callable"),
-        (f"{HERE}:Nested.bad", "returned a int; expected"),
+        (f"{HERE}:Nested.bad", r"bad_example\(\) returned an empty list; expected at least one"),
         ("json:dumps", r"dumps_example\(\) or example_inputs\(\)"),
     ],
 )

@@ -6,13 +6,11 @@ The rules themselves live in ``ostinato.recording.doctor``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ostinato.errors import ConfigError
 from ostinato.recording.doctor import MachineReport, Report, examine, machine, resolve
-from ostinato.recording.doctor_resolve import find_callable
+from ostinato.recording.doctor_resolve import calls_of, find_callable
 
 
 def see_current_folder() -> None:
@@ -22,26 +20,11 @@ def see_current_folder() -> None:
         sys.path.insert(0, here)
 
 
-def made_by(target: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What ``--inputs package.module:callable`` returns: a tuple of arguments, a mapping of keyword
-    arguments, both as ``(args, kwargs)``, or one value.
-    """
-    made = find_callable(target)()
-    match made:
-        case (tuple() as args, dict() as kwargs):
-            return args, kwargs
-        case Mapping():
-            return (), dict(made)
-        case tuple():
-            return made, {}
-    return (made,), {}
-
-
 def examine_callable(target: str, inputs: str | None) -> Report:
     """The report on ``package.module:callable``, with the examples beside it or those given."""
     see_current_folder()
     if inputs is not None:
-        return examine(find_callable(target), [made_by(inputs)])
+        return examine(find_callable(target), calls_of(find_callable(inputs)(), f"{inputs}()"))
     found = resolve(target)
     return examine(found.fn, found.calls)
 

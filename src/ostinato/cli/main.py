@@ -65,6 +65,7 @@ def doctor(
     """Say why a callable cannot be recorded, or what this machine can do.
 
     Without --inputs, example calls come from <callable>_example() or example_inputs() beside it.
+    Ends with 1 where a callable cannot be recorded, or torch cannot use this machine's GPU.
     """
     from ostinato.cli import doctor as command
     from ostinato.cli.config import resolve_settings
@@ -78,7 +79,8 @@ def doctor(
     else:
         report = command.examine_callable(target or "", inputs)
     typer.echo(report.to_json() if as_json else str(report))
-    raise typer.Exit(1 if getattr(report, "error", None) else 0)
+    is_bad = bool(report.error) if machine else not report.recordable
+    raise typer.Exit(1 if is_bad else 0)
 
 
 def main() -> None:

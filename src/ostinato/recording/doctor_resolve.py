@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ostinato.errors import ConfigError
@@ -21,8 +21,8 @@ class Resolved(NamedTuple):
 def resolve(target: str) -> Resolved:
     """The callable that ``"package.module:callable"`` names, with its examples.
 
-    Examples come from ``<callable>_example()`` or ``example_inputs()`` in the same module, which
-    return ``(args, kwargs)`` or a list of such. Raises ``ConfigError`` that names what is missing.
+    Examples come from ``<callable>_example()`` or ``example_inputs()`` in the same module: see
+    ``calls_of``. Raises ``ConfigError`` that names what is missing.
     """
     module, found, name = _find(target)
     return Resolved(found, _examples(target, module, name))
@@ -56,17 +56,30 @@ def _examples(target: str, module: Any, name: str) -> list[Call]:
     for maker in (f"{name}_example", "example_inputs"):
         make = getattr(module, maker, None)
         if callable(make):
-            made = make()
-            calls = made if isinstance(made, list) else [made]
-            return [_checked(call, f"{module.__name__}.{maker}()") for call in calls]
+            return calls_of(make(), f"{module.__name__}.{maker}()")
     raise ConfigError(
         f"{target!r} has no example call; expected a function {name}_example() or example_inputs() "
-        f"in {module.__name__} that returns (args, kwargs), or a list of such"
+        f"in {module.__name__} that returns the inputs"
     )
 
 
-def _checked(call: Any, maker: str) -> Call:
-    match call:
+def calls_of(made: Any, maker: str) -> list[Call]:
+    """Example calls as ``maker`` returned them: a tuple of arguments, a mapping of keyword
+    arguments, both as ``(args, kwargs)``, one value, or a list of such. Raises ``ConfigError`` for
+    an empty list.
+    """
+    calls = [_call_of(one) for one in made] if isinstance(made, list) else [_call_of(made)]
+    if not calls:
+        raise ConfigError(f"{maker} returned an empty list; expected at least one call's inputs")
+    return calls
+
+
+def _call_of(made: Any) -> Call:
+    match made:
         case (tuple() | list() as args, dict() as kwargs):
             return tuple(args), kwargs
-    raise ConfigError(f"{maker} returned a {type(call).__qualname__}; expected (args, kwargs)")
+        case Mapping():
+            return (), dict(made)
+        case tuple():
+            return made, {}
+    return (made,), {}
