@@ -200,13 +200,20 @@ PAUSE_SECONDS = 0.03
 PAUSED_CALLS = 15
 
 
+WAKE_CYCLES = 5_000_000
+"""Nearly 3 ms of a kernel that only waits: a card that has rested takes its first work slowly."""
+
+
 def after_a_pause(call: Callable[[], Any], device: torch.device, times: list[float]) -> None:
-    """One call of an idle device; adds its milliseconds to ``times``. The host stays awake, since
-    it would begin slower after a sleep.
+    """One call of a card that has rested and is awake; adds its milliseconds to ``times``. The host
+    stays awake, too, since it would begin slower after a sleep.
     """
     begin = time.perf_counter() + PAUSE_SECONDS
     while time.perf_counter() < begin:
         pass
+    if device.type == "cuda":
+        torch.cuda._sleep(WAKE_CYCLES)
+    synchronize(device)
     begin = time.perf_counter()
     call()
     synchronize(device)
