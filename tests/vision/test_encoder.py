@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ostinato
-from ostinato.errors import InputError
+from ostinato.errors import InputError, Overloaded
 from ostinato.kernels.gate import Numerics, current_numerics
 from ostinato.layers import norm as layers_norm
 from ostinato.recording.graphed import shared_runner
@@ -204,6 +204,8 @@ def test_load_encoder_serves_a_tiny_model_and_closes() -> None:
     again = encoder.encode_patches(patches, [(1, 6, 8)])
     assert again[0].route.route == "direct"
     assert distance(got[0].packed, again[0].packed) <= 1e-5
+    with pytest.raises(Overloaded, match="the encoder is closed"):
+        encoder.encode([torch.zeros(3, 64, 64, dtype=torch.uint8)])
     assert shared_runner(torch.device("cpu"), ostinato.GraphConfig()) is not None
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ostinato.errors import ConfigError, InputError
+from ostinato.errors import ConfigError, InputError, Overloaded
 from ostinato.kernels.card import num_processors_of
 from ostinato.kernels.gate import Numerics
 from ostinato.kernels.select import selector_of
@@ -98,6 +98,7 @@ class Encoder:
         self._recorded = recorded
         self._preprocessor = preprocessor
         self._plans: BoundedCache[tuple[Grid, ...], _Plan] = BoundedCache(PLAN_BYTES)
+        self._is_closed = False
 
     @property
     def config(self) -> VisionConfig:
@@ -125,8 +126,8 @@ class Encoder:
     ) -> list[Encoded]:
         """Encode images, then videos: PIL, array, tensor, path or bytes each; in this order.
 
-        Raises ``InputError`` for the first item that cannot be served; ``encode_each`` serves the
-        others.
+        Raises ``InputError`` for the first item that cannot be served (``encode_each`` serves the
+        others), ``Overloaded`` when the encoder is closed.
         """
         return [
             _or_raise(r)
@@ -144,6 +145,8 @@ class Encoder:
         video_options: VideoOptions | None = None,
     ) -> list[Encoded | InputError]:
         """Like ``encode``; an item that cannot be served is its ``InputError`` in the list."""
+        if self._is_closed:
+            raise Overloaded("the encoder is closed", retry_after_s=1)
         for name, given in (("images", images), ("videos", videos)):
             if isinstance(given, (str, bytes, Path)):
                 raise InputError(
@@ -282,7 +285,11 @@ class Encoder:
         return self._recorded.stats()
 
     def close(self) -> None:
-        """Free the recordings and stop the preprocessing threads."""
+        """Free the recordings and stop the preprocessing threads.
+
+        Images and videos raise ``Overloaded`` from now on; patches are served, directly.
+        """
+        self._is_closed = True
         self._recorded.close()
         self._preprocessor.close()
 
