@@ -12,6 +12,7 @@ from ostinato.assets.photograph import NAME, clip_bytes, photograph_bytes
 from ostinato.cli.chat import HELP, Chat, run_chat
 from ostinato.cli.chat_greeting import ask, greet_chat
 from ostinato.cli.main import app
+from ostinato.cli.run_server import greet_unless_busy
 from ostinato.serve.openai.contract import Conversation, Media, Sampling, Text
 from ostinato.serve.settings import ServerSettings
 from tests.serve.openai.chatting import chat as body
@@ -116,7 +117,7 @@ def test_a_greeting_that_finds_no_place_leaves_the_server_to_its_clients() -> No
     with server(service, max_queued=1) as (port, _):
         held = post(port, body())
         wait_for(lambda: len(service.running) == 1)
-        greet_chat(ServerSettings(port=port), lines.append)
+        greet_unless_busy(greet_chat, ServerSettings(port=port), lines.append)
         service.may_draw.set()
         assert read(held)[0] == 200
     assert lines == ["clients are being served already: the greeting ends here"]

@@ -141,3 +141,12 @@ def test_the_metadata_of_the_tiny_model_is_complete_and_plain(tiny: PolicyServic
     assert (told["image_resolution"], told["needs_wrist_camera"]) == ([360, 640], True)
     assert told["runtime"]["cuda_graph"] is False
     assert "seed" in told["protocol"]["options"]
+
+
+def test_a_package_of_one_variant_is_a_policy_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "variants" / "sd"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"kind": "policy_export"}')
+    assert is_policy(str(tmp_path), "sd")
+    assert not is_policy(str(tmp_path))
+    assert fingerprint(str(tmp_path), "sd") is not None

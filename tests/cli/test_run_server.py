@@ -5,11 +5,15 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import uvicorn
 
 import ostinato
-from ostinato.cli.run_server import run_server
+from ostinato.cli.greeting import greet
+from ostinato.cli.run_server import greet_unless_busy, run_server
 from ostinato.cli.wiring import load_service
 from ostinato.serve.settings import ServerSettings
 from tests.cli.encoders import MODEL, settings
@@ -59,18 +63,63 @@ def test_a_refused_greeting_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> 
     assert lines == ["error: the server answered 500: x"]
 
 
-def test_without_once_it_keeps_serving(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last line comes while the server still answers."""
-    import uvicorn
+def test_a_greeting_that_finds_no_place_leaves_the_server_to_its_clients() -> None:
+    """Clients may come as soon as the server is ready, and fill its queue."""
 
-    servers: list[uvicorn.Server] = []
+    class Full(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(503)
+
+        def log_message(self, *_: object) -> None: ...
+
+    lines: list[str] = []
+    with HTTPServer(("127.0.0.1", 0), Full) as full:
+        thread = threading.Thread(target=full.serve_forever)
+        thread.start()
+        greet_unless_busy(greet, ServerSettings(port=full.server_port), lines.append)
+        full.shutdown()
+        thread.join()
+    assert lines == ["clients are being served already: the greeting ends here"]
+
+
+def test_a_server_that_is_stopped_in_its_warm_up_has_not_failed(
+    servers: list[uvicorn.Server],
+) -> None:
+    service = StubService()
+    service.may_warm_up.clear()
+
+    def stop_it() -> None:
+        while not (servers and servers[0].started):
+            time.sleep(0.01)
+        servers[0].should_exit = True
+        time.sleep(0.2)
+        service.may_warm_up.set()
+
+    thread = threading.Thread(target=stop_it)
+    thread.start()
+    lines: list[str] = []
+    assert run_server(service, ServerSettings(port=0), is_once=False, echo=lines.append) == 0
+    thread.join()
+    assert lines == []
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[uvicorn.Server]:
+    """Those that a test starts."""
+    made: list[uvicorn.Server] = []
     original = uvicorn.Server.__init__
 
     def remember(self: uvicorn.Server, config: uvicorn.Config) -> None:
         original(self, config)
-        servers.append(self)
+        made.append(self)
 
     monkeypatch.setattr(uvicorn.Server, "__init__", remember)
+    return made
+
+
+def test_without_once_it_keeps_serving(servers: list[uvicorn.Server]) -> None:
+    """The last line comes while the server still answers."""
     statuses: list[int] = []
 
     def stop_it(address: str) -> None:
@@ -92,8 +141,6 @@ def test_without_once_it_keeps_serving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_replies_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections inherit TCP_NODELAY: without it a reply waits 40 ms for an acknowledgement."""
-    import uvicorn
-
     nodelay: list[int] = []
 
     def run(self: uvicorn.Server, sockets: list[socket.socket]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -64,3 +65,13 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     )
     assert encoder.quantization == "fp8"
     assert (seen["is_greeting"], seen["device"]) == (False, "cpu")
+
+
+def test_an_address_that_is_taken_ends_the_command_before_anything_is_loaded() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = runner.invoke(command.app, ["serve", "--model", MODEL, "--port", str(port)])
+    assert result.exit_code != 0
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in str(result.exception)

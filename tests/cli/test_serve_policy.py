@@ -25,7 +25,7 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     seen: dict[str, Any] = {}
 
     def load(model: str, settings: Any, **fields: Any) -> StubPolicy:
-        seen.update(model=model, settings=settings)
+        seen.update(fields, model=model, settings=settings)
         return StubPolicy()
 
     def build(service: Any, settings: Any, robots: Any) -> str:
@@ -42,11 +42,13 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     text = (
         f"serve --model {MODEL} --device cpu --rename top=left --rename cam=wrist "
         "--resize-cameras --action-bounds -1:1 --clamp-actions --keep-warm 3 "
-        f"--record {tmp_path} --record-bytes 99 --max-body-bytes 77 --max-queued-requests 5"
+        f"--variant sd --record {tmp_path} --record-bytes 99 --max-body-bytes 77 "
+        "--max-queued-requests 5"
     )
     result = runner.invoke(command.app, text.split())
     assert result.exit_code == 7, result.output
     server, robots = seen["settings"].server, seen["robots"]
+    assert (seen["variant"], seen["device"]) == ("sd", "cpu")
     assert (server.port, server.max_body_bytes, server.max_queued) == (8000, 77, 5)
     assert robots.intake.rename == {"top": "left", "cam": "wrist"}
     assert robots.intake.is_resized

@@ -76,7 +76,18 @@ def test_a_callable_is_found_by_name_with_its_examples() -> None:
     ],
 )
 def test_examples_come_in_any_form(made: object, calls: list[object]) -> None:
-    assert calls_of(made, "make()") == calls
+    assert calls_of(lambda: made, "make()") == calls
+
+
+def test_what_goes_wrong_in_their_code_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises_at_import.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported: ZeroDivisionError: division"):
+        resolve("raises_at_import:f")
+    with pytest.raises(ConfigError, match=r"make\(\) raised ZeroDivisionError: division"):
+        calls_of(lambda: 1 / 0, "make()")
 
 
 @pytest.mark.parametrize(

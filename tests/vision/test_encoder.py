@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ostinato
-from ostinato.errors import InputError, Overloaded
+from ostinato.errors import DeviceError, InputError, Overloaded
 from ostinato.kernels.gate import Numerics, current_numerics
 from ostinato.layers import norm as layers_norm
 from ostinato.recording.graphed import shared_runner
@@ -207,6 +207,14 @@ def test_load_encoder_serves_a_tiny_model_and_closes() -> None:
     with pytest.raises(Overloaded, match="the encoder is closed"):
         encoder.encode([torch.zeros(3, 64, 64, dtype=torch.uint8)])
     assert shared_runner(torch.device("cpu"), ostinato.GraphConfig()) is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(DeviceError, match="device is cuda; no GPU is visible"):
+        ostinato.load_encoder("tiny-qwen3-vl", device="cuda")
+    with pytest.raises(DeviceError, match="device is cuda; no GPU is visible"):
+        ostinato.load_chat("tiny-qwen3-vl", device="cuda")
 
 
 def test_a_plan_is_remembered_until_the_recordings_change() -> None:

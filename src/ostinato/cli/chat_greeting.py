@@ -8,14 +8,10 @@ import time
 from typing import Any
 
 from ostinato.assets.photograph import NAME, clip_bytes, photograph_bytes
-from ostinato.cli.greeting import Echo, data_url
+from ostinato.cli.greeting import Busy, Echo, data_url
 from ostinato.serve.settings import ServerSettings
 
 MAX_TOKENS = 16
-
-
-class Busy(RuntimeError):
-    """Clients have taken every place before the greeting came."""
 
 
 def ask(settings: ServerSettings, messages: list[dict[str, Any]]) -> tuple[str, int, float, float]:
@@ -57,7 +53,7 @@ def ask(settings: ServerSettings, messages: list[dict[str, Any]]) -> tuple[str, 
 
 
 def greet_chat(settings: ServerSettings, echo: Echo) -> None:
-    """Chat for three turns, and print what was said and how long it took; clients go first."""
+    """Chat for three turns, and print what was said and how long it took. Raises ``Busy``."""
     photograph = data_url(photograph_bytes(), "image/jpeg")
     clip = data_url(clip_bytes(), "video/mp4")
     turns = [
@@ -68,11 +64,7 @@ def greet_chat(settings: ServerSettings, echo: Echo) -> None:
     messages: list[dict[str, Any]] = []
     for label, content in turns:
         messages.append({"role": "user", "content": content})
-        try:
-            text, num_prompt, first_ms, total_ms = ask(settings, messages)
-        except Busy:
-            echo("clients are being served already: the greeting ends here")
-            return
+        text, num_prompt, first_ms, total_ms = ask(settings, messages)
         messages.append({"role": "assistant", "content": text})
         echo(
             f"{label:<26} {num_prompt:5} tokens, first answered after {first_ms:6.1f} ms, "

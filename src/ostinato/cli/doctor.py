@@ -24,7 +24,7 @@ def examine_callable(target: str, inputs: str | None) -> Report:
     """The report on ``package.module:callable``, with the examples beside it or those given."""
     see_current_folder()
     if inputs is not None:
-        return examine(find_callable(target), calls_of(find_callable(inputs)(), f"{inputs}()"))
+        return examine(find_callable(target), calls_of(find_callable(inputs), f"{inputs}()"))
     found = resolve(target)
     return examine(found.fn, found.calls)
 

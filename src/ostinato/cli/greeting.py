@@ -16,6 +16,10 @@ from ostinato.serve.settings import ServerSettings
 Echo = Callable[[str], Any]
 
 
+class Busy(RuntimeError):
+    """Clients have taken every place before the greeting came."""
+
+
 def half_photograph() -> bytes:
     """The photograph at half its size."""
     from PIL import Image
@@ -32,7 +36,10 @@ def data_url(content: bytes, media_type: str) -> str:
 
 
 def post_pooling(settings: ServerSettings, kind: str, url: str) -> dict[str, Any]:
-    """One request over the loopback, as a client would send it; the table of its reply."""
+    """One request over the loopback, as a client would send it; the table of its reply.
+
+    Raises ``Busy`` where the server has no place for it.
+    """
     connection = http.client.HTTPConnection(settings.host, settings.port, timeout=60)
     headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     headers["Content-Type"] = "application/json"
@@ -47,6 +54,8 @@ def post_pooling(settings: ServerSettings, kind: str, url: str) -> dict[str, Any
         content = response.read()
     finally:
         connection.close()
+    if response.status == 503:
+        raise Busy
     if response.status != 200:
         text = content.decode(errors="replace")
         raise RuntimeError(f"the server answered {response.status}: {text}")

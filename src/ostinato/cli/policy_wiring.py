@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from ostinato.policy.contract import Options, read_options
 from ostinato.serve.openpi.contract import ObservationSpec, PolicyService
 from ostinato.serve.service import Reply, Request
 from ostinato.weights.config import read_json
-from ostinato.weights.files import find_shipped, open_files
+from ostinato.weights.files import SubFolder, find_shipped, open_files
 from ostinato.weights.manifest import MANIFEST
 
 POLICY_TYPES = frozenset({"flux3_action"})
@@ -37,21 +38,28 @@ class ServedPolicy(ostinato.Policy, Protocol):
     def close(self) -> None: ...
 
 
-def is_policy(model: str) -> bool:
+def is_policy(model: str, variant: str = "base") -> bool:
     """Whether ``model`` is a policy package and no encoder; reads its configuration only."""
     shipped = find_shipped(model)
     if shipped is not None:
         return read_json(shipped, model).get("model_type") in POLICY_TYPES
     try:
-        manifest = open_files(model).find(MANIFEST)
+        manifest = _manifest(model, variant)
     except WeightsError:
         return False  # whoever loads it says what is wrong with it
     return manifest is not None and read_json(manifest, model).get("kind") == PACKAGE_KIND
 
 
-def fingerprint(model: str) -> str | None:
+def _manifest(model: str, variant: str) -> Path | None:
+    """A variant's own, or the package's."""
+    files = open_files(model)
+    own = None if variant == "base" else SubFolder(files, f"variants/{variant}").find(MANIFEST)
+    return own or files.find(MANIFEST)
+
+
+def fingerprint(model: str, variant: str = "base") -> str | None:
     """sha256 of what stands for all weights: the package's manifest, or the tiny model's sizes."""
-    path = find_shipped(model) or open_files(model).find(MANIFEST)
+    path = find_shipped(model) or _manifest(model, variant)
     return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -193,12 +201,15 @@ def _reply(result: Mapping[str, Any], infer_ms: float) -> Reply:
     return Reply(outputs, route, "; ".join(routes.values()), {"infer": infer_ms, **stage_ms}, facts)
 
 
-def load_policy_service(model: str, settings: Settings, *, device: str) -> PolicyService:
+def load_policy_service(
+    model: str, settings: Settings, *, device: str, variant: str = "base"
+) -> PolicyService:
     """The service for a policy; its weights are loaded, nothing is recorded yet."""
     chosen = settings.encoder
     policy = ostinato.load_policy(
         model,
         device=device,
+        variant=variant,
         dtype=None if chosen.dtype is None else getattr(torch, chosen.dtype),
         graph=ostinato.GraphConfig(
             mode="auto" if settings.is_recording_on else "off",
@@ -209,7 +220,7 @@ def load_policy_service(model: str, settings: Settings, *, device: str) -> Polic
     )
     space = policy.config.action_space
     facts = {
-        "checkpoint_sha256": fingerprint(model),
+        "checkpoint_sha256": fingerprint(model, variant),
         "normalization": {"state": space.state is not None, "actions": space.actions is not None},
         "real_time_chunking": {
             "modes": ["guided"],

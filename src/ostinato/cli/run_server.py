@@ -12,7 +12,7 @@ from dataclasses import replace
 import uvicorn
 from fastapi import FastAPI
 
-from ostinato.cli.greeting import Echo, greet
+from ostinato.cli.greeting import Busy, Echo, greet
 from ostinato.serve.app import build_app
 from ostinato.serve.device_thread import Phase
 from ostinato.serve.large_frames import LargeFrames
@@ -46,6 +46,16 @@ def wait_until_listening(server: uvicorn.Server, limit_s: float = 60.0) -> None:
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"the server does not listen after {limit_s:.0f} s")
         time.sleep(0.005)
+
+
+def greet_unless_busy(
+    greeting: Callable[[ServerSettings, Echo], None], settings: ServerSettings, echo: Echo
+) -> None:
+    """Clients go first."""
+    try:
+        greeting(settings, echo)
+    except Busy:
+        echo("clients are being served already: the greeting ends here")
 
 
 def run_server(
@@ -92,13 +102,15 @@ def run_app(
     def greet_when_ready() -> None:
         try:
             phase = device.wait_until_settled(WARM_UP_LIMIT_S)
+            if phase is Phase.STOPPED:
+                return
             if phase is not Phase.READY:
                 raise RuntimeError(f"the warm-up ended as {phase.value}: {device.error}")
             wait_until_listening(server)
             gc.collect()
             gc.freeze()  # a full collection of all that was loaded holds every thread for 0.1 s
             if greeting is not None:
-                greeting(settings, echo)
+                greet_unless_busy(greeting, settings, echo)
             if not is_once:
                 echo(f"serving {name} on http://{settings.host}:{settings.port}")
         except Exception as error:

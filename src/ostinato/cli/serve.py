@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 POLICY_FLAGS = (
     *("rename", "resize_cameras", "action_bounds", "clamp_actions", "keep_warm"),
-    *("record", "record_bytes"),
+    *("record", "record_bytes", "variant"),
 )
 ENCODER_FLAGS = (
     *("encoder_only", "top_patches", "ladder_ratio", "numerics", "cache_bytes", "max_batch"),
@@ -101,6 +102,9 @@ def serve(
         Path | None, typer.Option(help="Policies: directory for the newest requests and replies.")
     ] = None,
     record_bytes: Annotated[int, typer.Option(help="Policies: its largest size.")] = 2**30,
+    variant: Annotated[
+        str, typer.Option(help="Policies: the package's folder below variants/; base is its root.")
+    ] = "base",
     skip_server_warmup: Annotated[
         bool, typer.Option("--skip-server-warmup", help="Do not greet the fresh server.")
     ] = False,
@@ -117,7 +121,7 @@ def serve(
     from ostinato.cli.sglang_flags import check_unknown
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    kind = "policy" if is_policy(model) else "encoder"
+    kind = "policy" if is_policy(model, variant) else "encoder"
     if kind == "encoder" and not encoder_only and is_chat(model):
         kind = "chat"
     chat = ChatFlags()
@@ -161,17 +165,30 @@ def serve(
         action_bounds=action_bounds,
         clamp_actions=clamp_actions,
     )
+    check_address(settings.server.host, settings.server.port)
     chosen = resolve_device(settings.device, cuda_visible_devices=settings.cuda_visible_devices)
     part = ", the vision encoder alone" if kind == "encoder" and not encoder_only else ""
     typer.echo(f"ostinato {installed_version()}: {model}{part} on {chosen}")
     is_greeting = not skip_server_warmup
     if kind == "policy":
-        status = _run_policy(model, settings, robots, chosen, once, is_greeting)
+        status = _run_policy(model, variant, settings, robots, chosen, once, is_greeting)
     elif kind == "chat":
         status = _run_chat(model, settings, chat, chosen, once, is_greeting)
     else:
         status = _run_encoder(model, settings, chosen, once, is_greeting)
     raise typer.Exit(status)
+
+
+def check_address(host: str, port: int) -> None:
+    """``ConfigError`` where nobody can listen, before weights are loaded for it."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def refuse_flags(context: typer.Context, kind: str) -> None:
@@ -225,6 +242,7 @@ def _run_chat(
 
 def _run_policy(
     model: str,
+    variant: str,
     settings: Settings,
     robots: RobotSettings,
     device: str,
@@ -236,7 +254,7 @@ def _run_policy(
     from ostinato.cli.run_server import run_app
     from ostinato.serve.openpi.app import build_policy_app
 
-    service = load_policy_service(model, settings, device=device)
+    service = load_policy_service(model, settings, device=device, variant=variant)
     return run_app(
         build_policy_app(service, settings.server, robots),
         settings.server,

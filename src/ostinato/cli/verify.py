@@ -85,6 +85,8 @@ class Verdict:
         last += f"files compared ({routes})"
         if self.served:
             last += f", cosine at least {facts['cosine']:.7f} (allowed {self.min_cosine})"
+        if self.served and set(facts["routes"]) == {"direct"}:
+            last += "; no recording took part"
         return "\n".join([*map(str, self.comparisons), last])
 
 

@@ -42,6 +42,9 @@ def _find(target: str) -> tuple[Any, Callable[..., Any], str]:
         module: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{target!r}: {error}") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{target!r}: {module_name} cannot be imported: {reason}") from error
     found = module
     for name in path.split("."):
         if not hasattr(found, name):
@@ -56,18 +59,22 @@ def _examples(target: str, module: Any, name: str) -> list[Call]:
     for maker in (f"{name}_example", "example_inputs"):
         make = getattr(module, maker, None)
         if callable(make):
-            return calls_of(make(), f"{module.__name__}.{maker}()")
+            return calls_of(make, f"{module.__name__}.{maker}()")
     raise ConfigError(
         f"{target!r} has no example call; expected a function {name}_example() or example_inputs() "
         f"in {module.__name__} that returns the inputs"
     )
 
 
-def calls_of(made: Any, maker: str) -> list[Call]:
-    """Example calls as ``maker`` returned them: a tuple of arguments, a mapping of keyword
-    arguments, both as ``(args, kwargs)``, one value, or a list of such. Raises ``ConfigError`` for
-    an empty list.
+def calls_of(make: Callable[[], Any], maker: str) -> list[Call]:
+    """Example calls as ``make`` returns them: a tuple of arguments, a mapping of keyword
+    arguments, both as ``(args, kwargs)``, one value, or a list of such. Raises ``ConfigError``,
+    which calls it ``maker``, for an error in it and an empty list.
     """
+    try:
+        made = make()
+    except Exception as error:
+        raise ConfigError(f"{maker} raised {type(error).__name__}: {error}") from error
     calls = [_call_of(one) for one in made] if isinstance(made, list) else [_call_of(made)]
     if not calls:
         raise ConfigError(f"{maker} returned an empty list; expected at least one call's inputs")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ostinato.errors import ConfigError, WeightsError
+from ostinato.errors import ConfigError, DeviceError, WeightsError
 from ostinato.layers.copies import forget
 from ostinato.layers.fp8 import quantise_linears
 from ostinato.layers.mlp import pack_mlps
@@ -163,6 +163,8 @@ def _as_tower_config(config: dict[str, Any]) -> dict[str, Any]:
 def _with_index(device: torch.device | str) -> torch.device:
     """``cuda`` becomes ``cuda:N``, so that devices compare equal."""
     device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"device is {device}; no GPU is visible")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -236,6 +236,8 @@ def _device(device: str | torch.device) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found = torch.device(device)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"device is {device}; no GPU is visible")
     if found.type == "cuda" and found.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return found
