@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ostinato.errors import ConfigError, DeviceError
+from ostinato.errors import ConfigError
+from ostinato.weights.device import find_device
 
 if TYPE_CHECKING:
     from ostinato.policy.flux3_action.policy import ActionPolicy
@@ -49,14 +50,14 @@ def load_policy(
         raise ConfigError(f"num_caption_buckets is {num_caption_buckets}; expected at least 1")
     loaded = load_model(
         model,
-        device=_device(device),
+        device=find_device(device),
         dtype=dtype,
         variant=variant,
         revision=revision,
         text_device=torch.device("cpu") if offload_text_encoder else None,
     )
     if graph is not None and graph.cache_dir is not None:
-        selector_of(_device(device)).keep_in(Path(graph.cache_dir).expanduser())
+        selector_of(find_device(device)).keep_in(Path(graph.cache_dir).expanduser())
     policy = ActionPolicy(
         loaded,
         enable_cuda_graph=enable_cuda_graph,
@@ -68,15 +69,3 @@ def load_policy(
     if warm_up:
         policy.warm_up()
     return policy
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
-    if where.type == "cuda":
-        if not torch.cuda.is_available():
-            raise DeviceError(f"device is {device}; no GPU is visible")
-        if where.index is None:
-            where = torch.device("cuda", torch.cuda.current_device())
-    return where

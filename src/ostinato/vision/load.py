@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ostinato.errors import ConfigError, DeviceError, WeightsError
+from ostinato.errors import ConfigError, WeightsError
 from ostinato.layers.copies import forget
 from ostinato.layers.fp8 import quantise_linears
 from ostinato.layers.mlp import pack_mlps
@@ -18,6 +18,7 @@ from ostinato.vision.registry import Family, find_family
 from ostinato.vision.tower import Tower
 from ostinato.weights.assign import assign, check_shapes, published_names
 from ostinato.weights.config import read_config, read_json
+from ostinato.weights.device import find_device
 from ostinato.weights.files import Files, find_shipped, open_files
 from ostinato.weights.loaded import find_tower, module_config, module_shapes, module_tensors
 from ostinato.weights.random import random_tensors
@@ -88,8 +89,8 @@ def _load(
         source = find_tower(model)
         first = next(source.parameters(), None)
         own = torch.device("cpu") if first is None else first.device
-        return _from_module(source, own if device is None else _with_index(device), dtype)
-    where = _with_index("cpu" if device is None else device)
+        return _from_module(source, own if device is None else find_device(device), dtype)
+    where = find_device("cpu" if device is None else device)
     shipped = find_shipped(model) if isinstance(model, str) else None
     if shipped is not None:
         return _from_seed(read_json(shipped, str(model)), where, dtype)
@@ -158,13 +159,3 @@ def _as_tower_config(config: dict[str, Any]) -> dict[str, Any]:
     """A module's own configuration; older transformers give a tower the model's type."""
     kind = str(config.get("model_type"))
     return config if kind.endswith("_vision") else config | {"model_type": f"{kind}_vision"}
-
-
-def _with_index(device: torch.device | str) -> torch.device:
-    """``cuda`` becomes ``cuda:N``, so that devices compare equal."""
-    device = torch.device(device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"device is {device}; no GPU is visible")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -38,6 +38,7 @@ from ostinato.weights.chat_tokenizer import (
     PublishedChatTokenizer,
 )
 from ostinato.weights.config import read_config, read_json
+from ostinato.weights.device import find_device
 from ostinato.weights.files import find_shipped, open_files
 from ostinato.weights.loaded import module_config
 
@@ -100,7 +101,7 @@ def load_chat(
         raise ConfigError(f"numerics is {numerics!r}; expected fast, reference or invariant")
     if not 0.0 < mem_fraction_static < 1.0:
         raise ConfigError(f"mem_fraction_static is {mem_fraction_static}; expected 0 to 1")
-    where = _device(device)
+    where = find_device(device)
     if max_chunk == WHOLE and max_length is None:
         raise ConfigError("max_chunk is -1; expected with max_length: so large a step is recorded")
     graph = graph or GraphConfig()
@@ -230,17 +231,6 @@ def _published(
     files = open_files(model)
     tokenizer = given or PublishedChatTokenizer(model, files)
     return read_config(files), tokenizer, sampling_defaults(files)
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = torch.device(device)
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"device is {device}; no GPU is visible")
-    if found.type == "cuda" and found.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return found
 
 
 def _pages_left(decoder: Qwen, page_size: int, mem_fraction: float, recordings: int) -> int:

@@ -55,8 +55,8 @@ def examples(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     In the fifth a whole segment is NaN; it must show there and nowhere else.
     """
     qkv, cos, _, _, max_length, *others = args
-    for number, size in enumerate((1.0, 6.0, 1e-3, 0.0, 1.0, 1.0, 1.0)):
-        wanted = (*[_SEVERAL] * 5, _ALONE, _MANY)[number]
+    several = [(size, _SEVERAL) for size in (1.0, 6.0, 1e-3, 0.0, 1.0)]
+    for number, (size, wanted) in enumerate((*several, (1.0, _ALONE), (1.0, _MANY))):
         lengths = [min(length, max_length) for length in wanted]
         ends = torch.tensor(lengths, device=qkv.device).cumsum(0)
         offsets = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
