@@ -13,6 +13,7 @@ import torch
 
 from ostinato.kernels.linear.variants import LIBRARY, PARTS, TILES, Tiling
 from ostinato.kernels.op import Operator, registered
+from ostinato.kernels.rowwise import ceil_div
 
 OPERATOR_PACKAGES = (
     "fp8",
@@ -220,7 +221,7 @@ def _windows(make: _Maker) -> Calls:
 
 
 def _attentions(make: _Maker) -> Calls:
-    """Decode over 2048 keys, a prefill chunk, and the windows of the video VAE's first stage."""
+    """Decode over 2048 keys, a prefill chunk, a write, windows of the video VAE's first stage."""
     page_size, kv_heads, head_dim, length = 16, 8, 128, 2048
     for batch, heads, queries, split_length in ((2, 28, 128, 0), (8, 32, 1, 256)):
         kv = kv_heads if heads % kv_heads == 0 else 4
@@ -233,11 +234,11 @@ def _attentions(make: _Maker) -> Calls:
         label = f"{batch}x{queries} of {length}, {heads}/{kv}x{head_dim}"
         args = (q, *caches, table, offsets, lengths, queries, head_dim**-0.5, split_length)
         yield "paged_attention", label, args
-    rows = 2048
-    caches = [make.floats(rows // page_size, page_size, kv_heads, head_dim) for _ in "kv"]
-    key, value = make.floats(rows, 2, kv_heads, head_dim).unbind(1)
-    slots = make.steps(rows, 1).long()
-    yield "paged_cache_write", f"{rows} x 8x128", (key, value, *caches, slots)
+    pages = ceil_div(make.rows, page_size)
+    caches = [make.floats(pages, page_size, kv_heads, head_dim) for _ in "kv"]
+    key, value = make.floats(make.rows, 2, kv_heads, head_dim).unbind(1)
+    slots = make.steps(make.rows, 1).long()
+    yield "paged_cache_write", "8x128", (key, value, *caches, slots)
     for height, width, heads in ((17, 23, 32), (136, 184, 4)):
         q, k, v = make.floats(1, height, width, 3, heads, 64).unbind(3)
         label = f"{height}x{width}, {heads}x64"

@@ -28,6 +28,7 @@ from ostinato.kernels.triton_math import (
     divide,
     divide_row,
     largest,
+    modulated_pairs,
     through,
     through_pairs,
 )
@@ -116,12 +117,13 @@ def _affine(weight_pointer, bias_pointer, segment, column, is_inside, weight_str
 @triton.jit
 def _normed(x, inverse, weight, bias, x_pointer, before: tl.constexpr, has_weight: tl.constexpr,
             has_bias: tl.constexpr):  # fmt: skip
-    """``x * inverse`` with what follows, rounded where ``norm`` and ``modulate`` round."""
+    """``x * inverse`` with what follows, rounded where ``norm`` and ``modulate`` round.
+
+    A modulation's last sum is rounded too.
+    """
     y = x * inverse
     if before == "modulate":
-        y = through_pairs(y, x_pointer)
-        y = through_pairs(through_pairs(1.0 + weight.to(tl.float32), x_pointer) * y, x_pointer)
-        return y + bias.to(tl.float32)
+        return modulated_pairs(y, weight, bias, x_pointer)
     else:
         if before == "rms":
             y = through_pairs(y, x_pointer)
@@ -231,13 +233,13 @@ def quantize_kernel(
         if rest_columns:
             b = _normed(b, inverse, b_weight, b_bias, x_pointer, before, has_weight, has_bias)
     # Columns beyond the width count as zero, whatever came out for them.
-    # (What a GELU gave is rounded already.)
-    if before != "gelu":
+    is_rounded: tl.constexpr = before == "gelu" or before == "modulate"  # noqa: PLR1714
+    if not is_rounded:
         a = through_pairs(a, x_pointer)
     a = tl.where(a_inside, a, 0.0)
     amax = largest(a)
     if rest_columns:
-        if before != "gelu":
+        if not is_rounded:
             b = through_pairs(b, x_pointer)
         b = tl.where(b_inside, b, 0.0)
         amax = tl.maximum(amax, largest(b), propagate_nan=tl.PropagateNan.ALL)
