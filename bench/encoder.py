@@ -49,7 +49,9 @@ NUM_RUNGS = 13
 SKIPPED_TOP = 4
 """The largest rungs are left out of the sweep: a call takes longest there and shows least."""
 
-SWEEP_SECONDS = 30.0
+SWEEP_SECONDS = 75.0
+NEAR, MORE = 0.9, 4
+"""Where ours takes this share of the direct call or more, both are measured again, longer."""
 MIB = 1 << 20
 
 
@@ -150,6 +152,8 @@ class Bench:
             "direct_ms": lambda: self.direct.encode_patches(x, grids),
         }
         times = medians_ms(calls, self.setting.device, repeats)
+        if times["ours_ms"] > NEAR * times["direct_ms"]:
+            times = medians_ms(calls, self.setting.device, repeats * MORE)
         row = {"case": name, "patches": num_patches(grids), **served(self.encoder, x, grids)}
         row |= {**times, "ratio": round(times["ours_ms"] / times["direct_ms"], 4)}
         row |= self._distance(x, grids)
@@ -246,7 +250,7 @@ def with_kernels(rows: list[dict[str, Any]], bench: Bench) -> list[dict[str, Any
         row |= {"direct_kernels_ms": kernels_ms(direct, device)["kernels_ms"]}
         if row["kernels_ms"]:
             row["ratio_to_kernels"] = round(row["paused_ms"] / row["kernels_ms"], 4)
-            work_ms = row["kernels_ms"] + row["copies_ms"]  # copies and fills inside the recording
+            work_ms = row["kernels_ms"] + row["copies_ms"]  # copies inside the recording
             row["ratio_to_device_work"] = round(row["paused_ms"] / work_ms, 4)
     return rows
 

@@ -40,7 +40,7 @@ Serve = Callable[[torch.Tensor, list[Grid]], Any]
 class AlwaysPadded(RecordedTower):
     """Calls directly only what no rung holds."""
 
-    def _direct_us(self, load: Load) -> float:
+    def _direct_us(self, load: Load, busy_us: float) -> float:
         return 1e12
 
 

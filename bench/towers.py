@@ -174,7 +174,7 @@ def kernels_ms(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
         for e in profiler.events()
         if e.device_type == torch.autograd.DeviceType.CUDA and "spin_kernel" not in e.name
     ]
-    copies = [e for e in events if e.name.startswith(("Memcpy", "Memset", "ostinato_fill"))]
+    copies = [e for e in events if e.name.startswith(("Memcpy", "Memset"))]
     total = sum(e.time_range.elapsed_us() for e in events)
     copied = sum(e.time_range.elapsed_us() for e in copies)
     return {

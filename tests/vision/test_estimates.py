@@ -81,6 +81,16 @@ def test_a_direct_call_that_was_measured_to_be_faster_is_taken_at_its_word() -> 
     assert estimates.timed(Rung(100, 8, 100), 1000.0).time_of(load) > direct
 
 
+def test_no_direct_call_keeps_the_gpu_busier_than_a_rung_says() -> None:
+    estimates = make()
+    estimates.add_direct(100, 1000.0)
+    load = Load(100, num_pairs=10_000)
+    assert estimates.direct_us(load, 980.0, is_any_recorded=True) == pytest.approx(FAVOUR * 980)
+    assert estimates.direct_us(load, 2000.0, is_any_recorded=True) == pytest.approx(FAVOUR * 1000)
+    assert estimates.direct_us(load, 10.0, is_any_recorded=True) == pytest.approx(SURE * 1000)
+    assert make().direct_us(load, 10.0, is_any_recorded=False) == UNTIMED_CALL
+
+
 def test_a_recording_for_more_segments_does_not_make_the_gpu_slower() -> None:
     estimates = make()
     estimates.add_direct(100, 9000.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
@@ -35,7 +36,7 @@ slopes = st.tuples(st.floats(0, 500), st.floats(0, 2))
 
 
 def packer(rungs: list[Rung], slope: tuple[float, float]) -> Packer:
-    return Packer(rungs, lambda load: slope[0] + slope[1] * load.num_tokens)
+    return Packer(rungs, lambda load, _: slope[0] + slope[1] * load.num_tokens)
 
 
 def total(items: list[Load]) -> Load:
@@ -106,9 +107,42 @@ def test_small_batches_are_solved_exactly(
 def test_the_cheapest_call_is_the_cheapest(
     rungs: list[Rung], load: Load, slope: tuple[float, float]
 ) -> None:
-    fitting = [r.time_of(load) for r in rungs if load.fits(r.capacity)]
-    expected = min([*fitting, slope[0] + slope[1] * load.num_tokens])
+    fitting = [r for r in rungs if load.fits(r.capacity)]
+    assume(not any(rung.is_alike(load) for rung in fitting))
+    expected = min([*(r.time_of(load) for r in fitting), slope[0] + slope[1] * load.num_tokens])
     assert packer(rungs, slope).cheapest(load)[0] == expected
+
+
+def test_a_padded_rung_that_was_timed_at_a_higher_clock_gives_way_to_a_direct_call() -> None:
+    """Its padding takes time at any clock, unless launching takes longer than it all."""
+    load, rung = Load(90, num_pairs=8_100), Rung(Load(100, 9, 9, 9, 100, 10_000), 100.0)
+    for launching_us, expected in ((80.0, (90.0, None)), (101.0, (100.0, rung))):
+        estimates = {float("inf"): 120.0}  # by another rung's time
+        packer = Packer([rung], lambda _, busy: max(estimates.get(busy, busy), launching_us))  # noqa: B023
+        assert packer.cheapest(load) == expected
+    with_pairs = Rung(rung.capacity, 100.0, pair_us=0.005)
+    assert with_pairs.unpadded_us(load) == pytest.approx(50 * 0.9 + 0.005 * 8_100)
+
+
+@pytest.mark.parametrize(
+    ("load", "is_alike"),
+    [
+        (Load(100, 2, 0, 2), True),
+        (Load(100, 9, 0, 2), True),
+        (Load(99, 2, 0, 2), False),  # padded
+        (Load(100, 1, 0, 1), False),  # one segment has other kernels
+    ],
+)
+def test_a_rung_of_the_same_rows_and_kernels_is_never_slower(load: Load, is_alike: bool) -> None:
+    rung = Rung(Load(100, 9, 9, 9), 100.0)
+    assert rung.is_alike(load) == is_alike
+    served = rung if is_alike else None
+    assert Packer([rung], lambda load, _: 95.0).cheapest(load)[1] is served
+    assert Packer([rung], lambda load, _: 90.0).cheapest(load)[1] is None  # beyond noise
+    padded = Rung(Load(110, 9, 9, 9), 95.0)
+    assert Packer([rung, padded], lambda load, _: inf).cheapest(load)[1] is (served or padded)
+    one = Rung(Load(100, 1, 9, 9), 100.0)
+    assert one.is_alike(Load(100, 1, 0, 1)) and not one.is_alike(Load(50, 1, 0, 1))
 
 
 @settings(deadline=None)
@@ -132,7 +166,7 @@ def test_several_short_segments_take_less_than_the_long_one_a_rung_was_timed_wit
     assert rung.time_of(Load(100, num_pairs=20_000)) == 10.0  # never more than was measured
     assert rung.least_us == pytest.approx(4.0)
     halves = [Load(50, longest=50, num_pairs=2_500)] * 2
-    joined = Packer([rung, Rung(Load(50, 1, 9, 9, 50, 2_500), 3.6)], lambda load: 99.0)
+    joined = Packer([rung, Rung(Load(50, 1, 9, 9, 50, 2_500), 3.6)], lambda load, _: 99.0)
     assert [call.rung for call in joined.pack(halves).calls] == [rung]
 
 
@@ -150,16 +184,16 @@ def test_each_dimension_limits_by_itself() -> None:
         capacity = [100, 100, 100, 100]
         half = Load(10, 10, 10, 1)
         capacity[tight] = half[tight] * 2 - 1
-        limited = Packer([Rung(Load(*capacity), 10.0)], lambda load: 1_000.0)
+        limited = Packer([Rung(Load(*capacity), 10.0)], lambda load, _: 1_000.0)
         assert [call.items for call in limited.pack([half, half]).calls] == [(0,), (1,)]
-        roomy = Packer([Rung(Load(100, 100, 100, 100), 10.0)], lambda load: 1_000.0)
+        roomy = Packer([Rung(Load(100, 100, 100, 100), 10.0)], lambda load, _: 1_000.0)
         assert len(roomy.pack([half, half]).calls) == 1
 
 
 def test_the_order_of_packing_is_not_the_callers() -> None:
     """Otherwise the tests above would prove little about restoring it."""
     batch = [Load(60), Load(90), Load(40), Load(10)]
-    packing = Packer([Rung(Load(100, 9, 9, 9), 10.0)], lambda load: 1_000.0).pack(batch)
+    packing = Packer([Rung(Load(100, 9, 9, 9), 10.0)], lambda load, _: 1_000.0).pack(batch)
     assert {frozenset(call.items) for call in packing.calls} == {
         frozenset({0, 2}),
         frozenset({1, 3}),
@@ -169,7 +203,7 @@ def test_the_order_of_packing_is_not_the_callers() -> None:
 
 def test_a_rung_needs_a_time() -> None:
     with pytest.raises(ConfigError, match="got nan"):
-        Packer([Rung(Load(1), float("nan"))], lambda load: 1.0)
+        Packer([Rung(Load(1), float("nan"))], lambda load, _: 1.0)
 
 
 def test_sixteen_items_take_about_a_millisecond() -> None:
@@ -178,7 +212,7 @@ def test_sixteen_items_take_about_a_millisecond() -> None:
         for i in range(20)
         for segments in (8, 32, 128)
     ]
-    packs = Packer(table, lambda load: 800 + 0.3 * load.num_tokens)
+    packs = Packer(table, lambda load, _: 800 + 0.3 * load.num_tokens)
     for num_items in (EXACT_UP_TO, 16):
         batch = [Load(100 + 197 * i % 3_000) for i in range(num_items)]
         times_ms = []
@@ -191,6 +225,6 @@ def test_sixteen_items_take_about_a_millisecond() -> None:
 
 def test_the_longest_of_several_counts_and_not_their_sum() -> None:
     short, roomy = Rung(Load(128, 8, 0, 8, 64), 5.0), Rung(Load(128, 8, 0, 8, 128), 10.0)
-    packer = Packer([short, roomy], lambda load: 1_000.0)
+    packer = Packer([short, roomy], lambda load, _: 1_000.0)
     assert packer.pack([Load(64, longest=64)] * 2).calls[0].rung is short
     assert packer.pack([Load(65, longest=65)]).calls[0].rung is roomy

@@ -55,12 +55,13 @@ class Estimates:
         self._paces[num_patches] = pace = min(pace, known)
         self._replayed.add(num_patches, pace)
 
-    def direct_us(self, load: Load, *, is_any_recorded: bool) -> float:
+    def direct_us(self, load: Load, busy_us: float = inf, *, is_any_recorded: bool) -> float:
         """Of a direct call: what launching takes at least, or what the GPU does, if that is more.
 
         What the GPU does is known from recordings (time for each operation, between measured sizes)
-        and from direct calls, whichever says less. Above the sizes measured it takes a little more
-        than in proportion, so that large items are not joined to calls that need much memory.
+        and from direct calls, whichever says less, and is at most ``busy_us``. Above the sizes
+        measured it takes a little more than in proportion, so that large items are not joined to
+        calls that need much memory.
         """
         rows, pairs = load.num_tokens, load.num_pairs
         found: list[float] = []
@@ -75,7 +76,7 @@ class Estimates:
         if not found:
             once = UNTIMED_CALL * _beyond(rows, self._top, 1.25)
             return 10 * (once + rows) if is_any_recorded else once
-        gpu_us = min(found)
+        gpu_us = min(*found, busy_us)
         if measured is None:
             return gpu_us
         largest = max((self._largest_direct, *self._paces))

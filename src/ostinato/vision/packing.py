@@ -24,6 +24,10 @@ from ostinato.errors import ConfigError
 T = TypeVar("T")
 
 EXACT_UP_TO = 7  # items: about 3 ** 7 / 2 steps, within a millisecond
+ALIKE = 1.1
+"""So much more than a direct call a rung may be estimated to take that runs the direct call's own
+kernels on its own rows: it is never slower, whatever noise was in the two measurements.
+"""
 _LONGEST_RUN = 64  # items of one call in a larger batch, unless one call takes them all
 
 
@@ -89,6 +93,19 @@ class Rung:
         saved = self.capacity.num_pairs - load.num_pairs - spare * spare
         return self.time_us - self.pair_us * max(saved, 0)
 
+    def unpadded_us(self, load: Load) -> float:
+        """What a call of ``load`` alone keeps the GPU busy, by this rung's time."""
+        share = load.num_tokens / self.capacity.num_tokens
+        return self.least_us * share + self.pair_us * load.num_pairs
+
+    def is_alike(self, load: Load) -> bool:
+        """Whether a direct call of ``load`` runs the same kernels on as many rows; attention has
+        kernels of its own for one segment.
+        """
+        ours = self.capacity
+        is_full = load.num_tokens == ours.num_tokens
+        return is_full and (load.num_segments == 1) == (ours.num_segments == 1)
+
     def holds(self, load: Load) -> bool:
         """Whether a call of ``load`` can run on it."""
         if load.num_tokens == self.capacity.num_tokens:
@@ -140,31 +157,46 @@ class Packing:
 class Packer:
     """Packs batches for one set of rungs. Immutable; any thread may use it.
 
-    ``rungs``: in any order. ``direct_us``: the time of a direct call of a load in microseconds;
+    ``rungs``: in any order. ``direct_us``: the time of a direct call of a load in microseconds,
+    given how long it keeps the GPU busy as far as a rung's time says (``inf``: no rung holds it);
     a direct call can serve anything.
     """
 
-    def __init__(self, rungs: Sequence[Rung], direct_us: Callable[[Load], float]) -> None:
+    def __init__(self, rungs: Sequence[Rung], direct_us: Callable[[Load, float], float]) -> None:
         for rung in rungs:
             if not rung.least_us >= 0:
                 raise ConfigError(f"a rung's time must be at least 0 us, got {rung.least_us}")
         self._rungs = tuple(sorted(rungs, key=lambda rung: (rung.least_us, rung.capacity)))
         # No rung before the first place that holds enough tokens can fit.
         self._most_tokens = list(accumulate((r.capacity.num_tokens for r in self._rungs), max))
+        self._of_tokens: dict[int, list[Rung]] = {}
+        for rung in self._rungs:
+            self._of_tokens.setdefault(rung.capacity.num_tokens, []).append(rung)
         self._direct_us = direct_us
 
     def cheapest(self, load: Load) -> tuple[float, Rung | None]:
         """Time and rung of the cheapest single call for ``load``; ``None``: a direct call."""
-        best_us, best = self._direct_us(load), None
+        direct_us = self._direct_us(load, inf)
+        compared_us, best = direct_us, None
+        for rung in self._of_tokens.get(load.num_tokens, ()):
+            if rung.is_alike(load) and rung.holds(load):
+                time_us = rung.time_of(load) / ALIKE
+                if time_us < compared_us or (best is None and time_us == compared_us):
+                    compared_us, best = time_us, rung
         for place in range(bisect_left(self._most_tokens, load.num_tokens), len(self._rungs)):
             rung = self._rungs[place]
-            if rung.least_us > best_us:
+            if rung.least_us > compared_us:
                 break
             if rung.holds(load):
                 time_us = rung.time_of(load)
-                if time_us < best_us or (best is None and time_us == best_us):
-                    best_us, best = time_us, rung
-        return best_us, best
+                if time_us < compared_us or (best is None and time_us == compared_us):
+                    compared_us, best = time_us, rung
+        if best is not None:
+            # Other rungs' times may have been taken at another clock than this one's.
+            direct_us = self._direct_us(load, best.unpadded_us(load))
+            if compared_us <= direct_us:
+                return best.time_of(load), best
+        return direct_us, None
 
     def pack(self, items: Sequence[Load]) -> Packing:
         """Serve every item exactly once, at the least sum of times that is found."""
@@ -240,7 +272,7 @@ class OneByOne(Packer):
     """Each item has a call to itself, on the first rung that holds it, in the caller's order."""
 
     def __init__(self, rungs: Sequence[Rung]) -> None:
-        super().__init__(rungs, lambda load: inf)
+        super().__init__(rungs, lambda load, busy_us: inf)
 
     def pack(self, items: Sequence[Load]) -> Packing:
         return Packing(tuple(self._call([place], [load]) for place, load in enumerate(items)))

@@ -363,8 +363,8 @@ class RecordedTower:
         rungs = [timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
         return Packer(rungs, self._direct_us), tuple(self._entries.values())
 
-    def _direct_us(self, load: Load) -> float:
-        return self.estimates.direct_us(load, is_any_recorded=bool(self._entries))
+    def _direct_us(self, load: Load, busy_us: float) -> float:
+        return self.estimates.direct_us(load, busy_us, is_any_recorded=bool(self._entries))
 
     def stats(self) -> Stats:
         return self._runner.stats(self._served)
