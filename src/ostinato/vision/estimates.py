@@ -5,7 +5,9 @@ Numbers only: recordings and tensors are elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
+from statistics import median
 
 from ostinato.recording.admission import DirectTimes
 from ostinato.vision.contract import Rung
@@ -22,10 +24,14 @@ SURE = 0.98
 """Share of the least time that a direct call was seen to take which launching alone surely takes.
 """
 
-FAVOUR = 1.005
-"""So much more than a direct call a rung may be estimated to take: one that is full serves, though
-both are estimated from its own time. (A direct call is 1.5 % longer than what the GPU does in it,
-and estimates are wrong by up to 2.6 %: a rung is to take 2 % more than a direct call at most.)
+FAVOUR = 1.03
+"""So much more than what the GPU does in a direct call a rung may be estimated to take: padding of
+some 5 %. (A direct call is 1.5 % longer than that; a rung is to take 2 % more than one at most.)
+"""
+
+NEAR = 1.3
+"""Recordings up to so many times as large, or as small, are expected to take as long for each
+operation.
 """
 
 
@@ -39,6 +45,8 @@ class Estimates:
         self._direct = DirectTimes()
         self._largest_direct = 0
         self._launching_us = inf
+        self._recorded: dict[Rung, float] = {}
+        self._smooth: dict[Rung, float] = {}
         self._paces: dict[int, float] = {}
         self._replayed = DirectTimes()
 
@@ -48,20 +56,39 @@ class Estimates:
         self._launching_us = min(self._launching_us, microseconds)
         self._largest_direct = max(self._largest_direct, num_patches)
 
-    def add_recorded(self, num_patches: int, microseconds: float) -> None:
-        """A recording was measured with one segment of so many patches."""
-        pace = microseconds / self._work.of_rows(num_patches, num_patches**2)
-        known = self._paces.get(num_patches, pace)  # of a recording for more segments
-        self._paces[num_patches] = pace = min(pace, known)
-        self._replayed.add(num_patches, pace)
+    def add_recorded(self, rung: Rung, microseconds: float) -> None:
+        """A recording was measured with the longest segment that it holds.
+
+        A card that has rested is up to 13 % faster than one that has not (H200), and noise is added
+        to that. The recording that was measured to be fastest would serve what others pad less. So
+        what it takes for an operation is the median of its like's and its neighbours' in size.
+        """
+        self._recorded[rung] = microseconds
+        kind = _kind(rung)
+        like = sorted((r for r in self._recorded if _kind(r) == kind), key=lambda r: r.num_patches)
+        sizes = [r.num_patches for r in like]
+        medians = _medians(sizes, [self._recorded[r] / self._work_of(r) for r in like])
+        for one, pace in zip(like, medians, strict=True):
+            self._smooth[one] = pace * self._work_of(one)
+        paces: dict[int, float] = {}
+        for one, smooth_us in self._smooth.items():
+            if one.max_segment >= one.num_patches:
+                pace = smooth_us / self._work_of(one)
+                known = paces.get(one.num_patches, pace)  # of a recording for more segments
+                paces[one.num_patches] = min(pace, known)
+        self._paces, self._replayed = paces, DirectTimes(sorted(paces.items()))
+
+    def recorded_us(self, rung: Rung) -> float | None:
+        """What a recording is expected to take with the longest segment that it holds."""
+        return self._smooth.get(rung)
 
     def direct_us(self, load: Load, busy_us: float = inf, *, is_any_recorded: bool) -> float:
         """Of a direct call: what launching takes at least, or what the GPU does, if that is more.
 
         What the GPU does is known from recordings (time for each operation, between measured sizes)
-        and from direct calls, whichever says less, and is at most ``busy_us``. Above the sizes
-        measured it takes a little more than in proportion, so that large items are not joined to
-        calls that need much memory.
+        and from direct calls, whichever says less; ``busy_us`` is what the rung that might serve
+        says of the call's own rows. Above the sizes measured it takes a little more than in
+        proportion, so that large items are not joined to calls that need much memory.
         """
         rows, pairs = load.num_tokens, load.num_pairs
         found: list[float] = []
@@ -76,12 +103,16 @@ class Estimates:
         if not found:
             once = UNTIMED_CALL * _beyond(rows, self._top, 1.25)
             return 10 * (once + rows) if is_any_recorded else once
-        gpu_us = min(*found, busy_us)
+        gpu_us = FAVOUR * min(*found, busy_us)
         if measured is None:
             return gpu_us
         largest = max((self._largest_direct, *self._paces))
         launching_us = self._launching_us * _beyond(rows, largest, 1.25)
-        return max(FAVOUR * gpu_us, SURE * launching_us)
+        return max(gpu_us, SURE * launching_us)
+
+    def _work_of(self, rung: Rung) -> float:
+        longest = min(rung.max_segment, rung.num_patches)
+        return self._work.of_rows(rung.num_patches, rung.num_patches * longest)
 
     def load_of(self, size: Rung) -> Load:
         """What an item takes of a rung; windows as the rows that they leave unused."""
@@ -112,3 +143,26 @@ class Estimates:
 
 def _beyond(rows: int, limit: int, power: float) -> float:
     return float(max(1.0, rows / limit) ** power)
+
+
+def _kind(rung: Rung) -> tuple[int, int]:
+    """Recordings of one kind run the same kernels: as many segments, all long or all as short."""
+    return rung.num_segments, rung.max_segment if rung.max_segment < rung.num_patches else 0
+
+
+def _medians(sizes: Sequence[int], paces: Sequence[float]) -> list[float]:
+    """Each pace the median of itself and of one or two neighbours on either side that are near.
+
+    ``sizes`` ascend. What rises or falls with size stays as it is.
+    """
+    found = []
+    for place, size in enumerate(sizes):
+        reach = next(
+            reach
+            for reach in (2, 1, 0)
+            if reach <= place < len(sizes) - reach
+            and size <= NEAR * sizes[place - reach]
+            and sizes[place + reach] <= NEAR * size
+        )
+        found.append(median(paces[place - reach : place + reach + 1]))
+    return found

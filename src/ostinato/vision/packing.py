@@ -28,6 +28,10 @@ ALIKE = 1.1
 """So much more than a direct call a rung may be estimated to take that runs the direct call's own
 kernels on its own rows: it is never slower, whatever noise was in the two measurements.
 """
+SPLIT = 0.95
+"""Several calls are to take less than this share of the time of one call that serves all: what is
+nearer is noise.
+"""
 _LONGEST_RUN = 64  # items of one call in a larger batch, unless one call takes them all
 
 
@@ -199,18 +203,24 @@ class Packer:
         return direct_us, None
 
     def pack(self, items: Sequence[Load]) -> Packing:
-        """Serve every item exactly once, at the least sum of times that is found."""
+        """Serve every item exactly once: in one call, or at the least sum of times that is found
+        if that is clearly less.
+        """
+        if not items:
+            return Packing(())
+        together = self._call(list(range(len(items))), items)
         if len(items) == 1:
-            return Packing((self._call([0], items),))
+            return Packing((together,))
         places = sorted(range(len(items)), key=lambda place: -items[place].num_tokens)
         ordered = [items[place] for place in places]
         search = self._all_partitions if len(items) <= EXACT_UP_TO else self._splits_in_order
-        return Packing(
+        found = Packing(
             tuple(
                 self._call(sorted(places[i] for i in group), [ordered[i] for i in group])
                 for group in search(ordered)
             )
         )
+        return Packing((together,)) if together.time_us * SPLIT <= found.time_us else found
 
     def _call(self, places: list[int], loads: Iterable[Load]) -> Call:
         load = _total(loads)
@@ -246,7 +256,7 @@ class Packer:
         return groups
 
     def _splits_in_order(self, items: Sequence[Load]) -> list[list[int]]:
-        """The cheapest split of ``items`` into runs of neighbours, or all in one call."""
+        """The cheapest split of ``items`` into runs of neighbours."""
         best = [0.0]
         begins = [0]
         for end in range(1, len(items) + 1):
@@ -258,8 +268,6 @@ class Packer:
                     least_us, begin = time_us, start
             best.append(least_us)
             begins.append(begin)
-        if self.cheapest(_total(items))[0] <= best[-1]:
-            return [list(range(len(items)))]
         groups: list[list[int]] = []
         end = len(items)
         while end:

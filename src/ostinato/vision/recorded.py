@@ -295,8 +295,8 @@ class RecordedTower:
             return
         with self._lock:
             self._entries[rung] = entry
-            if rung.max_segment >= rung.num_patches and entry.recorded_us is not None:
-                self.estimates.add_recorded(num_patches, entry.recorded_us)
+            if entry.recorded_us is not None:
+                self.estimates.add_recorded(rung, entry.recorded_us)
             if entry.direct_us is not None and expected_us is None:
                 self._timed_us[grids] = entry.direct_us
                 if rung.max_segment >= rung.num_patches:
@@ -360,7 +360,7 @@ class RecordedTower:
         timed = self.estimates.timed
         if self._is_invariant:
             return OneByOne([timed(rung, None) for rung in self._rungs]), (*self._entries.values(),)
-        rungs = [timed(rung, entry.recorded_us) for rung, entry in self._entries.items()]
+        rungs = [timed(rung, self.estimates.recorded_us(rung)) for rung in self._entries]
         return Packer(rungs, self._direct_us), tuple(self._entries.values())
 
     def _direct_us(self, load: Load, busy_us: float) -> float:
