@@ -9,8 +9,8 @@ from ostinato.kernels.segment_attention.tiles import SHORT
 _CAPACITIES = (1, 8, 64)
 MOST_ROWS = 16_384
 FINE_ROWS = 4096
-"""Above, the fastest changes within half an octave, and by more than the rest of a call gains: for up
-to 8 segments our kernel was chosen at 4,256 rows, where 4,796 of one segment take it 323 us and
+"""Above, the fastest changes within half an octave, and by more than the rest of a call gains: for
+up to 8 segments our kernel was chosen at 4,256 rows, where 4,796 of one segment take it 323 us and
 FA3 276 (H200).
 """
 
