@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ostinato.kernels.examples import like
+from ostinato.kernels.timing import SPIN_CYCLES, behind_a_spin
 from ostinato.kernels.workloads import Workload
 
 Calls = Sequence[Callable[[], object]]
@@ -21,7 +22,6 @@ Clock = Callable[[Calls], float]
 
 ROTATED_BYTES = 512 * 2**20
 _MAX_COPIES = 24
-_SPIN_CYCLES = 4_000_000
 _PRODUCT_SIZE = 8192
 
 
@@ -33,18 +33,11 @@ def device_seconds_per_call(calls: Calls, *, num_calls: int = _MAX_COPIES) -> fl
     repeats = max(1, num_calls // len(calls))
     for call in calls:
         call()
-    samples = []
+    samples, spin_cycles, batch = [], SPIN_CYCLES, [*calls] * repeats
     for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(_SPIN_CYCLES)
-        begin.record()
-        for _ in range(repeats):
-            for call in calls:
-                call()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) / 1e3 / (repeats * len(calls)))
-    return float(statistics.median(samples))
+        seconds, spin_cycles = behind_a_spin(batch, spin_cycles)
+        samples.append(seconds / len(batch))
+    return statistics.median(samples)
 
 
 def rotated(workload: Workload) -> list[tuple[Any, ...]]:

@@ -1,7 +1,7 @@
 """Times candidates on a CUDA device: device time, not launch time.
 
-A short spin is queued first, so that the host has launched a whole batch before its first kernel
-starts and the gaps between launches do not count. Candidates alternate; the median is kept.
+A spin is queued first, long enough that the host has launched a whole batch before its first kernel
+starts, so that the gaps between launches do not count. Candidates alternate; the median is kept.
 """
 
 from __future__ import annotations
@@ -22,28 +22,42 @@ may be a chain of operators, each of which is proven or chosen first), so that t
 taken in either order; and two at once would spoil each other's times.
 """
 
+SPIN_CYCLES = 3_000_000
+"""Some 1.6 ms of an H200."""
+_LONGEST_SPIN = 16 * SPIN_CYCLES
 _ROUNDS = 5
 _CALLS = 8
-_SPIN_CYCLES = 3_000_000
 
 
 def device_seconds(candidates: Sequence[Candidate]) -> list[float]:
     """Median device seconds per call of each candidate, interleaved. This waits for the device."""
     for candidate in candidates:
         candidate()
+    spin_cycles = SPIN_CYCLES
     samples: list[list[float]] = [[] for _ in candidates]
     for _ in range(_ROUNDS):
         for index, candidate in enumerate(candidates):
-            samples[index].append(_batch_seconds(candidate))
+            seconds, spin_cycles = behind_a_spin([candidate] * _CALLS, spin_cycles)
+            samples[index].append(seconds / _CALLS)
     return [statistics.median(times) for times in samples]
 
 
-def _batch_seconds(candidate: Candidate) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_SPIN_CYCLES)
-    begin.record()
-    for _ in range(_CALLS):
-        candidate()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3 / _CALLS
+def behind_a_spin(calls: Sequence[Candidate], spin_cycles: int) -> tuple[float, int]:
+    """Device seconds of all calls together, and the spin that was long enough to queue them.
+
+    Where the spin ended before the host had launched everything (a host may be busy for seconds,
+    and a launch then takes three times as long) the device had waited for it, so a spin of twice
+    the length is tried, up to some 26 ms.
+    """
+    while True:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(spin_cycles)
+        begin.record()
+        for call in calls:
+            call()
+        was_late = begin.query()
+        end.record()
+        end.synchronize()
+        if not was_late or spin_cycles >= _LONGEST_SPIN:
+            return float(begin.elapsed_time(end)) / 1e3, spin_cycles
+        spin_cycles *= 2
