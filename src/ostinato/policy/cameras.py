@@ -28,7 +28,8 @@ ALIASES = {
 COMPOSITE = "composite"
 DROID_CAMERAS = ("wrist", "left", "right")
 DROID_HW = (360, 640)
-_PREFIXES = ("observation.images.", "images.")
+CAMERA_PREFIX = "observation.images."
+_PREFIXES = (CAMERA_PREFIX, "images.")
 _GREY = 128 / 255 * 2 - 1
 
 
@@ -148,7 +149,7 @@ def read_images(observation: Mapping[str, Any]) -> dict[str, Any]:
     if images is not None and not isinstance(images, Mapping):
         raise InputError(f"images is {type(images).__name__}; expected a map of names to images")
     found = dict(images or {})
-    found |= {k: v for k, v in observation.items() if k.startswith(_PREFIXES[0])}
+    found |= {k: v for k, v in observation.items() if str(k).startswith(CAMERA_PREFIX)}
     return found
 
 

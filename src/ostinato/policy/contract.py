@@ -82,7 +82,7 @@ class Options:
                 raise InputError(f"{name} is {value!r}; expected true, false or 'auto'")
 
 
-_NAMES = frozenset(field.name for field in fields(Options))
+OPTION_NAMES = frozenset(field.name for field in fields(Options))
 
 
 def read_options(observation: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
@@ -90,12 +90,12 @@ def read_options(observation: Mapping[str, Any], given: Mapping[str, Any]) -> Op
 
     Raises ``InputError`` for names that do not exist.
     """
-    unknown = sorted(set(given) - _NAMES)
+    unknown = sorted(set(given) - OPTION_NAMES)
     if unknown:
         raise InputError(
-            f"unknown options {', '.join(unknown)}; known: {', '.join(sorted(_NAMES))}"
+            f"unknown options {', '.join(unknown)}; known: {', '.join(sorted(OPTION_NAMES))}"
         )
-    own = {name: observation[name] for name in _NAMES & set(observation)}
+    own = {name: observation[name] for name in OPTION_NAMES & set(observation)}
     merged = own | {name: value for name, value in given.items() if value is not None}
     return replace(Options(), **{k: v for k, v in merged.items() if v is not None})
 

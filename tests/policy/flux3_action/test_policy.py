@@ -18,7 +18,7 @@ from ostinato.policy.contract import Options
 from ostinato.policy.flux3_action.captions import Captions
 from ostinato.policy.flux3_action.model import draw_noise
 from ostinato.policy.flux3_action.policy import ActionPolicy
-from ostinato.policy.flux3_action.prepare import prepare, recipe
+from ostinato.policy.flux3_action.prepare import prepare, recipe, unread_fields
 from ostinato.policy.solver import sample, schedule
 from tests.layers.test_fp8 import multiplies
 from tests.policy.flux3_action import tiny
@@ -300,6 +300,20 @@ def test_observations_that_cannot_be(policy: ActionPolicy) -> None:
         policy.infer([1])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"expected \(n, 8\)"):
         policy.infer(tiny.observation(), prev_chunk_left_over=[[1.0]])
+
+
+def test_fields_that_nothing_reads_are_named_once(
+    policy: ActionPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = {"instruction": "open the drawer", "observation.images.left": None, 7: 1}
+    observation = tiny.observation() | {"seed": 3, "task": "x"}
+    assert unread_fields(observation) == ()
+    assert unread_fields(observation | odd) == ("7", "instruction")
+    for _ in range(2):
+        policy.infer(tiny.observation() | {"instruction": "open the drawer"})
+    policy.infer(tiny.observation())
+    lines = [r.getMessage() for r in caplog.records if "nothing reads" in r.getMessage()]
+    assert len(lines) == 1 and "observation: instruction; expected images" in lines[0]
 
 
 def test_an_answer_that_is_not_finite_is_an_error(policy: ActionPolicy) -> None:

@@ -26,6 +26,7 @@ from ostinato.policy.flux3_action.prepare import (
     prefix_for,
     prepare,
     recipe,
+    unread_fields,
 )
 from ostinato.policy.flux3_action.regions import Call, Regions
 from ostinato.recording.config import GraphConfig
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 NUM_KEPT_SEEDS = 4
 NUM_CAPTION_BUCKETS = 2
 """Lengths of captions that are recorded before the policy is ready: 80 and 160 tokens."""
+
+NUM_NOTED = 16
+"""Sets of unread fields that are named in the log; what names fields anew each time is not."""
 
 
 class Stages(NamedTuple):
@@ -75,6 +79,7 @@ class ActionPolicy:
         self._later: list[Future[Any]] = []
         self._verdict: str | None = None
         self._is_trusted = True
+        self._noted: set[tuple[str, ...]] = set()
 
     # -- one request ----------------------------------------------------------------------------
 
@@ -91,6 +96,7 @@ class ActionPolicy:
         plan = recipe(self.config, wishes)
         with torch.inference_mode():
             prepared = prepare(self.config, observation, self.device)
+        self._note_unread(observation)
         prefix = prefix_for(self.config, wishes)
         clock.lap("preprocess_ms")
         with self._lock, torch.inference_mode():
@@ -147,6 +153,18 @@ class ActionPolicy:
                 return self._regions.chunk(latest, is_recorded=is_recorded)
 
         return Stages(observe, denoise)
+
+    def _note_unread(self, observation: Mapping[str, Any]) -> None:
+        """Once for each set of names: a misspelt instruction is an empty one."""
+        unread = unread_fields(observation)
+        if unread and unread not in self._noted and len(self._noted) < NUM_NOTED:
+            self._noted.add(unread)
+            log.warning(
+                "%s: nothing reads these fields of the observation: %s; "
+                "expected images, state, prompt and options",
+                self._origin,
+                ", ".join(unread),
+            )
 
     def reset(self) -> None:
         """Nothing to forget: what a chunk depends on is in its request."""

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from ostinato.errors import InputError
-from ostinato.policy.cameras import read_images
+from ostinato.policy.cameras import CAMERA_PREFIX, read_images
 from ostinato.policy.chunking import Prefix, make_prefix, no_prefix
-from ostinato.policy.contract import Options
+from ostinato.policy.contract import OPTION_NAMES, Options
 from ostinato.policy.flux3_action.config import ActionConfig
 from ostinato.policy.flux3_action.model import draw_noise
 from ostinato.policy.transforms import read_prompt, read_state
+
+_FIELDS = frozenset(("images", "state", "observation.state", "prompt", "task"))
 
 
 class Prepared(NamedTuple):
@@ -53,6 +55,13 @@ def prepare(
     return Prepared(
         canvas, state, config.action_space.encode_state(state), read_prompt(observation)
     )
+
+
+def unread_fields(observation: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names that neither an observation nor its options have, sorted: a misspelt one is likely."""
+    known = _FIELDS | OPTION_NAMES
+    names = (str(name) for name in observation)
+    return tuple(sorted(n for n in names if n not in known and not n.startswith(CAMERA_PREFIX)))
 
 
 def recipe(config: ActionConfig, options: Options) -> Recipe:
