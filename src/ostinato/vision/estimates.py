@@ -47,7 +47,7 @@ class Estimates:
         self._launching_us = inf
         self._recorded: dict[Rung, float] = {}
         self._smooth: dict[Rung, float] = {}
-        self._paces: dict[int, float] = {}
+        self._largest_recorded = 0
         self._replayed = DirectTimes()
 
     def add_direct(self, num_patches: int, microseconds: float) -> None:
@@ -76,7 +76,8 @@ class Estimates:
                 pace = smooth_us / self._work_of(one)
                 known = paces.get(one.num_patches, pace)  # of a recording for more segments
                 paces[one.num_patches] = min(pace, known)
-        self._paces, self._replayed = paces, DirectTimes(sorted(paces.items()))
+        self._largest_recorded = max(paces, default=0)
+        self._replayed = DirectTimes(sorted(paces.items()))
 
     def recorded_us(self, rung: Rung) -> float | None:
         """What a recording is expected to take with the longest segment that it holds."""
@@ -99,14 +100,14 @@ class Estimates:
             found.append(measured * share * _beyond(rows, self._largest_direct, 1.25))
         if pace is not None:
             work = self._work.of_rows(rows, pairs)
-            found.append(pace * work * _beyond(rows, max(self._paces), 0.25))
+            found.append(pace * work * _beyond(rows, self._largest_recorded, 0.25))
         if not found:
             once = UNTIMED_CALL * _beyond(rows, self._top, 1.25)
             return 10 * (once + rows) if is_any_recorded else once
         gpu_us = FAVOUR * min(*found, busy_us)
         if measured is None:
             return gpu_us
-        largest = max((self._largest_direct, *self._paces))
+        largest = max(self._largest_direct, self._largest_recorded)
         launching_us = self._launching_us * _beyond(rows, largest, 1.25)
         return max(gpu_us, SURE * launching_us)
 
