@@ -135,7 +135,10 @@ def test_every_kind_of_image_gives_the_same_frame() -> None:
         (np.full((2, 2, 3), -1), "outside 0 to 255"),
         (np.zeros((2, 2)), r"\(2, 2\); expected \(H, W, 3\)"),
         (torch.zeros(2, 2, 3), r"expected \(3, H, W\)"),
-        ("a", "cannot be read"),
+        ("left.jpg", "a is str; expected pixels"),
+        (b"jpeg", "a is bytes; expected pixels"),
+        (None, "a is NoneType; expected pixels"),
+        ([["a"]], "cannot be read"),
         (np.zeros((0, 2, 3)), "expected"),
     ],
 )

@@ -159,6 +159,9 @@ def to_frame(image: Any, name: str, device: torch.device | None = None) -> Tenso
     Integers (HWC) lie in 0..255; floats in [0, 1] are HWC, or CHW in a tensor.
     """
     is_tensor = isinstance(image, Tensor)
+    if image is None or isinstance(image, str | bytes | Mapping):
+        kind = type(image).__name__
+        raise InputError(f"{name} is {kind}; expected pixels (array, PIL image, tensor or lists)")
     try:
         if is_tensor:
             pixels = image.detach().cpu()
