@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostinato.cli import main as command
+from ostinato.cli.sglang_chat_flags import UNDERSTOOD, UNDERSTOOD_SWITCHES
 
 runner = CliRunner()
 
@@ -17,6 +18,15 @@ runner = CliRunner()
 def test_version() -> None:
     result = runner.invoke(command.app, ["--version"])
     assert (result.exit_code, result.output.strip()) == (0, f"ostinato {version('ostinato')}")
+
+
+def test_the_help_of_serve_lists_what_a_chat_understands() -> None:
+    result = runner.invoke(command.app, ["serve", "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    for name, text in UNDERSTOOD_SWITCHES.items():
+        assert f"{name}: {text}." in result.output
+    for name, reader in UNDERSTOOD.items():
+        assert f"{name}: {reader.text}." in result.output
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from ostinato.cli.chat_command import chat
 from ostinato.cli.encoder_commands import encode, ladder, verify
 from ostinato.cli.flags import AsJson
 from ostinato.cli.serve import CONTEXT, serve
+from ostinato.cli.sglang_chat_flags import help_text
 from ostinato.errors import OstinatoError
 from ostinato.version import installed_version
 
@@ -42,7 +43,7 @@ def root(
     """Records GPU work of multimodal models as CUDA graphs and replays it safely."""
 
 
-app.command(context_settings=CONTEXT)(serve)
+app.command(context_settings=CONTEXT, epilog=help_text())(serve)
 app.command()(encode)
 app.command()(act)
 app.command()(chat)

@@ -229,3 +229,10 @@ def table() -> list[tuple[str, str, str]]:
     ]
     rows += [(name, "refused", text) for name, text in REFUSED.items()]
     return sorted(rows)
+
+
+def help_text() -> str:
+    """What a chat understands beside the command's own options; a paragraph a flag."""
+    understood = {name: reader.text for name, reader in UNDERSTOOD.items()} | UNDERSTOOD_SWITCHES
+    flags = (f"{name}: {text}." for name, text in sorted(understood.items()))
+    return "\n\n".join(("A chat takes these flags of SGLang's, too.", *flags))
