@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.vision import packing
 from ostinato.vision.packing import EMPTY, EXACT_UP_TO, SPLIT, Load, Packer, Rung
 
 counts = st.integers(0, 30)
@@ -185,24 +184,6 @@ def test_a_split_that_saves_less_than_noise_is_not_made() -> None:
             calls = Packer(rungs, lambda load, _: inf).pack(batch).calls
             assert len(calls) == num_calls
     assert Packer([one], lambda load, _: inf).pack([]).calls == ()
-
-
-def test_answers_are_kept_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_MOST_FOUND", 3)
-    asked: list[Load] = []
-
-    def direct_us(load: Load, _: float) -> float:
-        asked.append(load)
-        return 1.0 * load.num_tokens
-
-    packer = Packer([], direct_us)
-    for num_tokens in (1, 2, 1, 3, 2, 3, 1):
-        assert packer.cheapest(Load(num_tokens)) == (num_tokens, None)
-    assert [load.num_tokens for load in asked] == [1, 2, 3]
-    for num_tokens in (4, 1, 2, 5):
-        assert packer.cheapest(Load(num_tokens)) == (num_tokens, None)
-    assert [load.num_tokens for load in asked[3:]] == [4, 1, 2, 5]
-    assert len(packer._found) == 1
 
 
 def test_side_data_and_results_must_be_complete() -> None:

@@ -32,7 +32,6 @@ SPLIT = 0.95
 """Several calls are to take less than this share of the time of one call that serves all: what is
 nearer is noise.
 """
-_MOST_FOUND = 16_384
 _LONGEST_RUN = 64  # items of one call in a larger batch, unless one call takes them all
 
 
@@ -160,11 +159,11 @@ class Packing:
 
 
 class Packer:
-    """Packs batches for one set of rungs, whose answers it keeps. Any thread may use it.
+    """Packs batches for one set of rungs. Immutable; any thread may use it.
 
     ``rungs``: in any order. ``direct_us``: the time of a direct call of a load in microseconds,
     given how long it keeps the GPU busy as far as a rung's time says (``inf``: no rung holds it);
-    a direct call can serve anything. It is to say the same as long as the packer is used.
+    a direct call can serve anything.
     """
 
     def __init__(self, rungs: Sequence[Rung], direct_us: Callable[[Load, float], float]) -> None:
@@ -178,18 +177,9 @@ class Packer:
         for rung in self._rungs:
             self._of_tokens.setdefault(rung.capacity.num_tokens, []).append(rung)
         self._direct_us = direct_us
-        self._found: dict[Load, tuple[float, Rung | None]] = {}
 
     def cheapest(self, load: Load) -> tuple[float, Rung | None]:
         """Time and rung of the cheapest single call for ``load``; ``None``: a direct call."""
-        found = self._found.get(load)
-        if found is None:
-            if len(self._found) >= _MOST_FOUND:
-                self._found.clear()
-            found = self._found[load] = self._search(load)
-        return found
-
-    def _search(self, load: Load) -> tuple[float, Rung | None]:
         direct_us = self._direct_us(load, inf)
         compared_us, best = direct_us, None
         for rung in self._of_tokens.get(load.num_tokens, ()):
