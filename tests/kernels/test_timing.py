@@ -84,18 +84,6 @@ def test_a_spin_that_was_long_enough_is_kept(machine: Callable[[float], Machine]
     assert made.spins == [timing.SPIN_CYCLES * n for n in (1, 2, 4, 4, 4, 4, 4)]
 
 
-def test_long_calls_are_made_less_often(machine: Callable[[float], Machine]) -> None:
-    made, counts = machine(5e-6), {1e-4: 0, 1e-3: 0}
-
-    def call(busy_s: float) -> None:
-        counts[busy_s] += 1
-        made.launch(busy_s)
-
-    found = timing.device_seconds([lambda: call(1e-4), lambda: call(1e-3)])
-    assert found == pytest.approx([1e-4, 1e-3])
-    assert counts == {1e-4: 1 + 5 * 8, 1e-3: 1 + 8 + 4 * 2}
-
-
 def test_what_waits_for_the_device_itself_is_timed_all_the_same(
     machine: Callable[[float], Machine],
 ) -> None:

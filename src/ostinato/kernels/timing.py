@@ -27,8 +27,6 @@ SPIN_CYCLES = 3_000_000
 _LONGEST_SPIN = 16 * SPIN_CYCLES
 _ROUNDS = 5
 _CALLS = 8
-_FEW_CALLS, _LONG_BATCH_S = 2, 0.004
-"""What takes so long needs fewer calls to be told apart; a first start waits for all of them."""
 
 
 def device_seconds(candidates: Sequence[Candidate]) -> list[float]:
@@ -36,15 +34,11 @@ def device_seconds(candidates: Sequence[Candidate]) -> list[float]:
     for candidate in candidates:
         candidate()
     spin_cycles = SPIN_CYCLES
-    num_calls = [_CALLS] * len(candidates)
     samples: list[list[float]] = [[] for _ in candidates]
     for _ in range(_ROUNDS):
         for index, candidate in enumerate(candidates):
-            batch = [candidate] * num_calls[index]
-            seconds, spin_cycles = behind_a_spin(batch, spin_cycles)
-            samples[index].append(seconds / len(batch))
-            if seconds > _LONG_BATCH_S:
-                num_calls[index] = _FEW_CALLS
+            seconds, spin_cycles = behind_a_spin([candidate] * _CALLS, spin_cycles)
+            samples[index].append(seconds / _CALLS)
     return [statistics.median(times) for times in samples]
 
 

@@ -8,11 +8,6 @@ from ostinato.kernels.segment_attention.tiles import SHORT
 
 _CAPACITIES = (1, 8, 64)
 MOST_ROWS = 16_384
-FINE_ROWS = 4096
-"""Above, the fastest changes within half an octave, and by more than the rest of a call gains: for
-up to 8 segments our kernel was chosen at 4,256 rows, where 4,796 of one segment take it 323 us and
-FA3 276 (H200).
-"""
 
 
 class LayoutClass(NamedTuple):
@@ -39,11 +34,9 @@ def layout_class(num_segments: int, max_length: int) -> LayoutClass:
 
 
 def row_class(num_rows: int) -> int:
-    """Rounded up to a power of two or one and a half times one, and above ``FINE_ROWS`` to quarters
-    between two powers; ``MOST_ROWS`` for more: what is fastest does not change there, and no
-    request waits while it is found out anew.
+    """Rounded up to a power of two or one and a half times one; ``MOST_ROWS`` for more: what is
+    fastest does not change there, and no request waits while it is found out anew.
     """
-    num_rows = max(1, min(num_rows, MOST_ROWS))
-    power = 1 << (num_rows - 1).bit_length()
-    step = power // 8 if num_rows > FINE_ROWS else power // 4
-    return -(-num_rows // step) * step if step else power
+    num_rows = min(num_rows, MOST_ROWS)
+    power = 1 << max(num_rows - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and num_rows <= power * 3 // 4 else power
