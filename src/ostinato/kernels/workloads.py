@@ -221,7 +221,9 @@ def _windows(make: _Maker) -> Calls:
 
 
 def _attentions(make: _Maker) -> Calls:
-    """Decode over 2048 keys, a prefill chunk, a write, windows of the video VAE's first stage."""
+    """Decode over 2048 keys, a prefill chunk; cache writes; windows of the video VAE's first
+    stage.
+    """
     page_size, kv_heads, head_dim, length = 16, 8, 128, 2048
     for batch, heads, queries, split_length in ((2, 28, 128, 0), (8, 32, 1, 256)):
         kv = kv_heads if heads % kv_heads == 0 else 4

@@ -17,6 +17,9 @@ from ostinato.errors import ConfigError, InputError
 
 Parameterization = Literal["absolute", "joint_delta"]
 SMALLEST_SPAN = 1e-6
+STATE_NAMES = ("state", "observation.state")
+PROMPT_NAMES = ("prompt", "task")
+"""Names in an observation, the first that holds something counts."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def read_state(observation: Mapping[str, Any], dim: int) -> Tensor:
 
     Raises ``KeyError`` if there is none and ``InputError`` (a ``ValueError``) if it does not fit.
     """
-    for name in ("state", "observation.state"):
+    for name in STATE_NAMES:
         if observation.get(name) is not None:
             value = observation[name]
             break
@@ -132,11 +135,7 @@ def read_state(observation: Mapping[str, Any], dim: int) -> Tensor:
 
 def read_prompt(observation: Mapping[str, Any]) -> str:
     """``prompt``, else ``task``, else empty; bytes are UTF-8, a list has one entry."""
-    prompt = observation.get("prompt")
-    if prompt is None:
-        prompt = observation.get("task")
-    if prompt is None:
-        return ""
+    prompt = next((p for p in map(observation.get, PROMPT_NAMES) if p is not None), "")
     if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes):
         if len(prompt) != 1:
             raise InputError(f"prompt is a list of {len(prompt)}; expected one instruction")

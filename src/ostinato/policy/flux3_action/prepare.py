@@ -14,9 +14,9 @@ from ostinato.policy.chunking import Prefix, make_prefix, no_prefix
 from ostinato.policy.contract import OPTION_NAMES, Options
 from ostinato.policy.flux3_action.config import ActionConfig
 from ostinato.policy.flux3_action.model import draw_noise
-from ostinato.policy.transforms import read_prompt, read_state
+from ostinato.policy.transforms import PROMPT_NAMES, STATE_NAMES, read_prompt, read_state
 
-_FIELDS = frozenset(("images", "state", "observation.state", "prompt", "task"))
+_FIELDS = frozenset(("images", *STATE_NAMES, *PROMPT_NAMES))
 
 
 class Prepared(NamedTuple):
